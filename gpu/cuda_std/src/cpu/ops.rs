@@ -1,0 +1,361 @@
+//! The CPU twin of each wrapper in `ptx.rs`: same names, same contracts.
+
+use half::bf16;
+
+use super::FaultKind;
+use super::block::current;
+use super::exchange::{Op, WORDS as MMA_WORDS, exchange, mma_m16n8k16 as warp_mma};
+use super::memory;
+use crate::Element;
+
+macro_rules! special {
+    ($($name:ident $field:ident $axis:literal;)*) => { $(
+        #[inline(always)]
+        pub fn $name() -> u32 {
+            special!(@ $field)[$axis]
+        }
+    )* };
+    (@ thread) => { current().index };
+    (@ block) => { current().block().dims.block };
+    (@ index) => { current().block().index.get() };
+    (@ grid) => { current().block().dims.grid };
+}
+special! {
+    thread_idx_x thread 0; thread_idx_y thread 1; thread_idx_z thread 2;
+    block_dim_x block 0; block_dim_y block 1; block_dim_z block 2;
+    block_idx_x index 0; block_idx_y index 1; block_idx_z index 2;
+    grid_dim_x grid 0; grid_dim_y grid 1; grid_dim_z grid 2;
+}
+
+#[inline(always)]
+pub fn lane_id() -> u32 {
+    current().linear % 32
+}
+
+#[inline(always)]
+pub fn warp_id() -> u32 {
+    current().linear / 32
+}
+
+pub fn sync_threads() {
+    let me = current();
+    me.block().sync_threads(me);
+}
+
+pub fn sync_warp() {
+    let me = current();
+    exchange(me, Op::Barrier, &[], |_| {}, |_| {});
+    me.warp_epoch.set(me.warp_epoch.get() + 1);
+}
+
+pub fn fence_device() {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::AcqRel);
+}
+
+pub fn trap(what: &'static str) -> ! {
+    current().fault(FaultKind::Trap, what.into())
+}
+
+fn shuffle(value: u32, src: u32) -> u32 {
+    exchange(current(), Op::Shuffle, &[value], |_| {}, |lanes| lanes[src as usize][0])
+}
+
+pub fn shfl_idx(value: u32, src: u32) -> u32 {
+    shuffle(value, src & 31)
+}
+
+pub fn shfl_xor(value: u32, mask: u32) -> u32 {
+    shuffle(value, (lane_id() ^ mask) & 31)
+}
+
+pub fn shfl_down(value: u32, delta: u32) -> u32 {
+    let src = lane_id() + (delta & 31);
+    shuffle(value, if src < 32 { src } else { lane_id() })
+}
+
+pub fn shfl_up(value: u32, delta: u32) -> u32 {
+    shuffle(value, lane_id().checked_sub(delta & 31).unwrap_or(lane_id()))
+}
+
+pub fn ballot(predicate: bool) -> u32 {
+    let vote = |lanes: &[[u32; MMA_WORDS]; 32]| lanes.iter().enumerate().fold(0, |bits, (lane, w)| bits | w[0] << lane);
+    exchange(current(), Op::Ballot, &[predicate as u32], |_| {}, vote)
+}
+
+/// # Safety
+/// `addr` is the address of a live `T`.
+#[inline(always)]
+pub unsafe fn load_global<T: Element>(addr: u64) -> T {
+    // SAFETY: the caller's; checked mode has proven it.
+    unsafe { (addr as *const T).read_unaligned() }
+}
+
+/// # Safety
+/// As [`load_global`], writable.
+#[inline(always)]
+pub unsafe fn store_global<T: Element>(addr: u64, value: T) {
+    // SAFETY: the caller's.
+    unsafe { (addr as *mut T).write_unaligned(value) }
+}
+
+macro_rules! wide_global {
+    ($($load:ident $store:ident $n:literal;)*) => { $(
+        /// # Safety
+        /// Live bytes at `addr`.
+        #[inline(always)]
+        pub unsafe fn $load(addr: u64) -> [u32; $n] {
+            // SAFETY: the caller's.
+            unsafe { (addr as *const [u32; $n]).read_unaligned() }
+        }
+
+        /// # Safety
+        /// Live, writable bytes at `addr`.
+        #[inline(always)]
+        pub unsafe fn $store(addr: u64, words: [u32; $n]) {
+            // SAFETY: the caller's.
+            unsafe { (addr as *mut [u32; $n]).write_unaligned(words) }
+        }
+    )* };
+}
+wide_global! { load_global_v2 store_global_v2 2; load_global_v4 store_global_v4 4; }
+
+/// # Safety
+/// As [`load_global_v4`].
+#[inline(always)]
+pub unsafe fn load_global_v4_stream(addr: u64) -> [u32; 4] {
+    // SAFETY: the caller's.
+    unsafe { load_global_v4(addr) }
+}
+
+pub mod global_atomics {
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    macro_rules! atomics {
+        ($($name:ident $method:ident;)*) => { $(
+            /// # Safety
+            /// `addr` is a live, aligned word.
+            pub unsafe fn $name(addr: u64, value: u32) -> u32 {
+                // SAFETY: the caller's.
+                unsafe { AtomicU32::from_ptr(addr as *mut u32) }.$method(value, Relaxed)
+            }
+        )* };
+    }
+    atomics! { atomic_add fetch_add; atomic_max fetch_max; atomic_min fetch_min; atomic_or fetch_or; atomic_exch swap; }
+
+    /// # Safety
+    /// `addr` is a live, aligned word.
+    pub unsafe fn atomic_cas(addr: u64, expected: u32, value: u32) -> u32 {
+        // SAFETY: the caller's.
+        let word = unsafe { AtomicU32::from_ptr(addr as *mut u32) };
+        word.compare_exchange(expected, value, Relaxed, Relaxed).unwrap_or_else(|old| old)
+    }
+}
+
+pub mod shared_atomics {
+    use super::current;
+
+    macro_rules! atomics {
+        ($($name:ident $op:expr;)*) => { $(
+            /// # Safety
+            /// `addr` is an aligned word of the block's shared memory.
+            pub unsafe fn $name(addr: u32, value: u32) -> u32 {
+                let me = current();
+                let shared = &me.block().shared;
+                shared.atomic(me, addr);
+                let word = shared.at(addr).cast::<u32>();
+                // SAFETY: the caller's; the block runs on one OS thread.
+                unsafe {
+                    let old = word.read();
+                    let op: fn(u32, u32) -> u32 = $op;
+                    word.write(op(old, value));
+                    old
+                }
+            }
+        )* };
+    }
+    atomics! { atomic_add u32::wrapping_add; atomic_max u32::max; atomic_or |a, b| a | b; }
+}
+
+#[inline(always)]
+pub fn dynamic_shared_base() -> u32 {
+    0
+}
+
+/// # Safety
+/// `addr` is a `T` of the block's shared memory.
+#[inline(always)]
+pub unsafe fn load_shared<T: Element>(addr: u32) -> T {
+    let me = current();
+    let shared = &me.block().shared;
+    shared.read(me, addr, size_of::<T>());
+    // SAFETY: the caller's.
+    unsafe { shared.at(addr).cast::<T>().read_unaligned() }
+}
+
+/// # Safety
+/// As [`load_shared`].
+#[inline(always)]
+pub unsafe fn store_shared<T: Element>(addr: u32, value: T) {
+    let me = current();
+    let shared = &me.block().shared;
+    shared.write(me, addr, size_of::<T>());
+    // SAFETY: the caller's.
+    unsafe { shared.at(addr).cast::<T>().write_unaligned(value) }
+}
+
+macro_rules! wide_shared {
+    ($($load:ident $store:ident $n:literal;)*) => { $(
+        /// # Safety
+        /// Bytes of the block's shared memory.
+        #[inline(always)]
+        pub unsafe fn $load(addr: u32) -> [u32; $n] {
+            let me = current();
+            let shared = &me.block().shared;
+            shared.read(me, addr, $n * 4);
+            // SAFETY: the caller's.
+            unsafe { shared.at(addr).cast::<[u32; $n]>().read_unaligned() }
+        }
+
+        /// # Safety
+        /// Bytes of the block's shared memory.
+        #[inline(always)]
+        pub unsafe fn $store(addr: u32, words: [u32; $n]) {
+            let me = current();
+            let shared = &me.block().shared;
+            shared.write(me, addr, $n * 4);
+            // SAFETY: the caller's.
+            unsafe { shared.at(addr).cast::<[u32; $n]>().write_unaligned(words) }
+        }
+    )* };
+}
+wide_shared! { load_shared_v2 store_shared_v2 2; load_shared_v4 store_shared_v4 4; }
+
+/// # Safety
+/// 16 bytes at both ends.
+pub unsafe fn cp_async_16(dst: u32, src: u64) {
+    memory::start_copy(current(), dst, Some(src));
+}
+
+/// # Safety
+/// As [`cp_async_16`] when `valid`.
+pub unsafe fn cp_async_16_zfill(dst: u32, src: u64, valid: bool) {
+    memory::start_copy(current(), dst, valid.then_some(src));
+}
+
+pub fn cp_async_commit() {
+    memory::commit_copies(current());
+}
+
+pub fn cp_async_wait<const PENDING: u32>() {
+    memory::wait_copies(current(), PENDING as usize);
+}
+
+pub fn mma_m16n8k16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+    mma(d, [a], [b]);
+}
+
+pub fn mma_m16n8k16_x2(d: &mut [f32; 4], a: [[u32; 4]; 2], b: [u32; 4]) {
+    mma(d, a, [[b[0], b[1]], [b[2], b[3]]]);
+}
+
+/// A lane leaves `d`, then each step's `a` and `b`.
+fn mma<const STEPS: usize>(d: &mut [f32; 4], a: [[u32; 4]; STEPS], b: [[u32; 2]; STEPS]) {
+    let me = current();
+    let mut words = [0; MMA_WORDS];
+    words[..4].copy_from_slice(&d.map(f32::to_bits));
+    for step in 0..STEPS {
+        words[4 + 6 * step..][..4].copy_from_slice(&a[step]);
+        words[8 + 6 * step..][..2].copy_from_slice(&b[step]);
+    }
+    let lane = me.linear as usize % 32;
+    *d = exchange(me, Op::Mma(STEPS), &words[..4 + 6 * STEPS], warp_mma::<STEPS>, |lanes| {
+        std::array::from_fn(|i| f32::from_bits(lanes[lane][i]))
+    });
+}
+
+/// Rows named by the lanes, then this lane's pair of matrix `i`.
+fn ldmatrix<const N: usize>(row: u32, transposed: bool) -> [u32; N] {
+    let me = current();
+    me.block().shared.check_row(me, row);
+    let rows: [u32; 32] = exchange(me, Op::LdMatrix, &[row], |_| {}, |lanes| lanes.map(|w| w[0]));
+    let lane = me.linear as usize % 32;
+    let (g, c) = (lane / 4, lane % 4 * 2);
+    std::array::from_fn(|i| {
+        let at = |r: usize, col: usize| {
+            // SAFETY: each named row is 16 bytes of a view, checked when the lane named it.
+            let bits = unsafe { load_shared::<bf16>(rows[i * 8 + r] + 2 * col as u32) };
+            bits.to_bits() as u32
+        };
+        let (first, second) = if transposed { (at(c, g), at(c + 1, g)) } else { (at(g, c), at(g, c + 1)) };
+        first | second << 16
+    })
+}
+
+pub fn ldmatrix_x4(row: u32) -> [u32; 4] {
+    ldmatrix(row, false)
+}
+
+pub fn ldmatrix_x4_trans(row: u32) -> [u32; 4] {
+    ldmatrix(row, true)
+}
+
+pub fn ldmatrix_x2(row: u32) -> [u32; 2] {
+    ldmatrix(row, false)
+}
+
+pub fn ldmatrix_x2_trans(row: u32) -> [u32; 2] {
+    ldmatrix(row, true)
+}
+
+/// The product is exact in f64, so only the sum is rounded before the result is; the two roundings are one unless the
+/// first ends halfway between two f32 (whose spacing is larger below the normal range). Then, and only then, the
+/// library's `fma` decides: without the instruction, which the least x86-64 lacks, it is many times slower.
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    /// The bits that an f32 has not, and halfway among them.
+    const REST: u64 = (1 << 29) - 1;
+    const HALF: u64 = 1 << 28;
+    #[cold]
+    #[inline(never)]
+    fn library(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+    let sum = f64::from(a) * f64::from(b) + f64::from(c);
+    let subnormal = sum.abs() < f64::from(f32::MIN_POSITIVE) && sum != 0.0;
+    if sum.to_bits() & REST == HALF || subnormal { library(a, b, c) } else { sum as f32 }
+}
+
+/// Subnormal results flush to zero, as `ex2.approx.ftz` does.
+#[inline(always)]
+pub fn exp2(x: f32) -> f32 {
+    let y = x.exp2();
+    if y.is_subnormal() { 0.0 } else { y }
+}
+
+#[inline(always)]
+pub fn log2(x: f32) -> f32 {
+    x.log2()
+}
+
+#[inline(always)]
+pub fn rsqrt(x: f32) -> f32 {
+    1.0 / x.sqrt()
+}
+
+#[inline(always)]
+pub fn sqrt(x: f32) -> f32 {
+    x.sqrt()
+}
+
+#[inline(always)]
+pub fn cvt_bf16x2(lo: f32, hi: f32) -> u32 {
+    let bits = |x: f32| if x.is_nan() { 0x7FFF } else { bf16::from_f32(x).to_bits() as u32 };
+    bits(lo) | bits(hi) << 16
+}
+
+/// See `ptx::dequant_pair`: the low nibble of each half, stored as q + 8, to bf16 q.
+#[inline(always)]
+pub fn dequant_pair(word: u32) -> u32 {
+    let one = |code: u32| (code as f32 - 8.0).to_bits() >> 16;
+    one(word & 15) | one(word >> 16 & 15) << 16
+}

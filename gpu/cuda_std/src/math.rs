@@ -1,0 +1,125 @@
+//! Scalar arithmetic with stated rounding. Rust never fuses `a * b + c`: write [`fma`].
+
+use half::bf16;
+
+use crate::arch;
+
+/// `a * b + c` rounded once (`fma.rn.f32`).
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    arch::fma(a, b, c)
+}
+
+/// 2^x (`ex2.approx.ftz.f32`: relative error at most 2^-22, subnormal results flushed to zero).
+#[inline(always)]
+pub fn exp2(x: f32) -> f32 {
+    arch::exp2(x)
+}
+
+/// log2 x (`lg2.approx.f32`: absolute error at most 2^-21.6 near 1, relative elsewhere).
+#[inline(always)]
+pub fn log2(x: f32) -> f32 {
+    arch::log2(x)
+}
+
+/// 1 / sqrt(x) (`rsqrt.approx.f32`: relative error at most 2^-22.9).
+#[inline(always)]
+pub fn rsqrt(x: f32) -> f32 {
+    arch::rsqrt(x)
+}
+
+/// sqrt(x), correctly rounded (`sqrt.rn.f32`).
+#[inline(always)]
+pub fn sqrt(x: f32) -> f32 {
+    arch::sqrt(x)
+}
+
+/// e^x through [`exp2`].
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    exp2(x * core::f32::consts::LOG2_E)
+}
+
+/// ln x through [`log2`].
+#[inline(always)]
+pub fn ln(x: f32) -> f32 {
+    log2(x) * core::f32::consts::LN_2
+}
+
+/// 1 / (1 + e^-x).
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// `x * sigmoid(x)`.
+#[inline(always)]
+pub fn silu(x: f32) -> f32 {
+    x / (1.0 + exp(-x))
+}
+
+/// Nearest bf16, ties to even (`cvt.rn.bf16.f32`).
+#[inline(always)]
+pub fn to_bf16(x: f32) -> bf16 {
+    bf16::from_bits(arch::cvt_bf16x2(x, 0.0) as u16)
+}
+
+/// Two values as a bf16 pair: `lo` in the low half (`cvt.rn.bf16x2.f32`).
+#[inline(always)]
+pub fn pack_bf16(lo: f32, hi: f32) -> u32 {
+    arch::cvt_bf16x2(lo, hi)
+}
+
+/// The low half of a bf16 pair.
+#[inline(always)]
+pub fn bf16_lo(pair: u32) -> f32 {
+    f32::from_bits(pair << 16)
+}
+
+/// The high half of a bf16 pair.
+#[inline(always)]
+pub fn bf16_hi(pair: u32) -> f32 {
+    f32::from_bits(pair & 0xFFFF_0000)
+}
+
+/// The value of a bf16, exact.
+#[inline(always)]
+pub fn from_bf16(x: bf16) -> f32 {
+    f32::from_bits((x.to_bits() as u32) << 16)
+}
+
+/// Eight 4-bit codes of a word, stored as q + 8, to bf16 pairs of q: pair `i` holds nibbles `i` (low) and `i + 4`.
+///
+/// OR-ing a code into the mantissa of 128.0 gives 128 + code exactly; subtracting 136 gives q (facts: Marlin's trick).
+#[inline(always)]
+pub fn dequant_pairs(word: u32) -> [u32; 4] {
+    [
+        arch::dequant_pair(word),
+        arch::dequant_pair(word >> 4),
+        arch::dequant_pair(word >> 8),
+        arch::dequant_pair(word >> 12),
+    ]
+}
+
+macro_rules! division {
+    ($($div:ident $rem:ident $t:ty;)*) => { $(
+        /// `a / b` without a branch for zero. `b` must not be zero (a fault on the CPU device).
+        #[inline(always)]
+        pub fn $div(a: $t, b: $t) -> $t {
+            #[cfg(not(target_arch = "nvptx64"))]
+            assert!(b != 0, "division by zero in a kernel");
+            // SAFETY: b is not zero by contract.
+            unsafe { a.checked_div(b).unwrap_unchecked() }
+        }
+
+        /// `a % b` without a branch for zero. `b` must not be zero (a fault on the CPU device).
+        #[inline(always)]
+        pub fn $rem(a: $t, b: $t) -> $t {
+            #[cfg(not(target_arch = "nvptx64"))]
+            assert!(b != 0, "division by zero in a kernel");
+            // SAFETY: b is not zero by contract.
+            unsafe { a.checked_rem(b).unwrap_unchecked() }
+        }
+    )* };
+}
+division! { div rem u32; div_usize rem_usize usize; }
