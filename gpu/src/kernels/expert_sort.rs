@@ -1,0 +1,132 @@
+//! Pairs (token, slot) sorted by expert, and the tiles of the grouped products.
+//!
+//! `order[i]`: pair indices, by `ids[pair]`, then ascending. `tiles`: their number, then for each tile
+//! (expert, first index into `order`, count), at most 8 pairs of one expert a tile, ascending.
+//!
+//! Grid: one block: 520 pairs of a full tree are too few for more. Experts are counted with integer atomics (their
+//! order cannot show), a scan gives each expert its place, and pairs are placed 256 at a time: a pair sets its bit in
+//! its expert's mask, and its place is the number of bits before it. So the sort is stable without comparing pairs.
+
+use cuda_std::{Shared, kernel, static_shared, thread, warp};
+
+use crate::args::tokens::ExpertSortArgs;
+use crate::unroll::unroll;
+
+/// Threads a block.
+pub const THREADS: u32 = 256;
+/// Experts at most: what the shared arrays hold.
+pub const MAX_EXPERTS: usize = THREADS as usize * OWNED;
+/// Pairs at most: keeps every index into `tiles` in 32 bits.
+pub const MAX_PAIRS: usize = 1 << 24;
+/// Pairs of a tile at most: the columns of one `mma`.
+pub const TILE: u32 = 8;
+/// Words a tile takes in `tiles`.
+pub const TILE_WORDS: usize = 3;
+
+/// Consecutive experts that a thread counts and scans: one 16-byte load.
+const OWNED: usize = 4;
+const WARPS: usize = (THREADS / warp::WARP) as usize;
+
+static_shared!(fn expert_sort_counts() -> [u32; MAX_EXPERTS]);
+static_shared!(fn expert_sort_starts() -> [u32; MAX_EXPERTS]);
+static_shared!(fn expert_sort_masks() -> [u32; MAX_EXPERTS * WARPS]);
+static_shared!(fn expert_sort_pair_sums() -> [u32; WARPS]);
+static_shared!(fn expert_sort_tile_sums() -> [u32; WARPS]);
+
+/// Sum of `value` over the threads before this one, and over all. `sums` must not be in use.
+#[inline(always)]
+fn scan(value: u32, sums: Shared<u32>) -> (u32, u32) {
+    let upto = warp::inclusive_sum(value);
+    if warp::lane_id() == warp::WARP - 1 {
+        sums.set(warp::warp_id() as usize, upto);
+    }
+    thread::sync_threads();
+    let (mut before, mut all) = (0, 0);
+    for w in 0..WARPS {
+        before += if w < warp::warp_id() as usize { sums.get(w) } else { 0 };
+        all += sums.get(w);
+    }
+    (before + upto - value, all)
+}
+
+#[kernel]
+pub fn expert_sort(a: ExpertSortArgs) {
+    let (counts, starts, masks) = (expert_sort_counts(), expert_sort_starts(), expert_sort_masks());
+    let (pairs, experts) = (a.pairs as usize, a.experts as usize);
+    let t = thread::thread_idx_x() as usize;
+    let owned = t * OWNED;
+
+    counts.st16(owned, [0; OWNED]);
+    for e in owned..owned + OWNED {
+        masks.st16(e * WARPS, [0; 4]);
+        masks.st16(e * WARPS + WARPS / 2, [0; 4]);
+    }
+    thread::sync_threads();
+    let mut i = t;
+    while i < pairs {
+        let expert = a.ids.get(i) as usize;
+        if expert >= experts {
+            thread::trap("an expert id outside the experts");
+        }
+        counts.atomic_add(expert, 1);
+        i += THREADS as usize;
+    }
+    thread::sync_threads();
+
+    let (mut pair_sum, mut tile_sum) = (0, 0);
+    for count in counts.ld16(owned) {
+        pair_sum += count;
+        tile_sum += count.div_ceil(TILE);
+    }
+    let (mut first, _) = scan(pair_sum, expert_sort_pair_sums());
+    let (mut tile, tiles) = scan(tile_sum, expert_sort_tile_sums());
+    if t == 0 {
+        a.tiles.set(0, tiles);
+    }
+    for expert in owned..owned + OWNED {
+        let count = counts.get(expert);
+        starts.set(expert, first);
+        let mut done = 0;
+        while done < count {
+            let left = count - done;
+            let at = 1 + TILE_WORDS * tile as usize;
+            a.tiles.set(at, expert as u32);
+            a.tiles.set(at + 1, first + done);
+            a.tiles.set(at + 2, if left < TILE { left } else { TILE });
+            tile += 1;
+            done += TILE;
+        }
+        first += count;
+    }
+
+    let (word, bit) = (t / warp::WARP as usize, 1 << (t % warp::WARP as usize));
+    let mut base = 0;
+    while base < pairs {
+        let pair = base + t;
+        let expert = if pair < pairs { a.ids.get(pair) as usize } else { 0 };
+        if pair < pairs {
+            masks.atomic_or(expert * WARPS + word, bit);
+        }
+        thread::sync_threads();
+        if pair < pairs {
+            let mut before = (masks.get(expert * WARPS + word) & (bit - 1)).count_ones();
+            for w in 0..word {
+                before += masks.get(expert * WARPS + w).count_ones();
+            }
+            a.order.set((starts.get(expert) + before) as usize, pair as u32);
+        }
+        thread::sync_threads();
+        for e in owned..owned + OWNED {
+            let (low, high) = (masks.ld16(e * WARPS), masks.ld16(e * WARPS + WARPS / 2));
+            let mut placed = 0;
+            unroll!(i in 0 1 2 3; {
+                placed += low[i].count_ones() + high[i].count_ones();
+            });
+            starts.set(e, starts.get(e) + placed);
+            masks.st16(e * WARPS, [0; 4]);
+            masks.st16(e * WARPS + WARPS / 2, [0; 4]);
+        }
+        thread::sync_threads();
+        base += THREADS as usize;
+    }
+}

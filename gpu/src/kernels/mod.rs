@@ -1,0 +1,30 @@
+//! One file a kernel family.
+
+pub mod accept;
+pub mod argmax;
+pub mod block_attention;
+pub mod combine;
+pub mod commit;
+pub mod embed;
+pub mod errors;
+pub mod expert_sort;
+mod fragments;
+pub mod gemm;
+pub mod gemm_bf16;
+pub mod gemm_f32;
+pub mod gemm_w4a16;
+pub mod head_norm_rope;
+pub mod kv_append;
+pub mod mla_attention;
+pub mod mla_merge;
+pub mod order;
+pub mod query;
+pub mod repack_w4a16;
+pub mod rms_norm;
+pub mod route;
+pub mod rows;
+pub mod selftest;
+pub mod swiglu;
+pub mod top_k;
+pub mod tree_build;
+pub mod widen_bf16;
