@@ -1,0 +1,65 @@
+//! Launcher of [`gpu::kernels::tree_build`].
+
+use cuda_std::{Global, GlobalMut};
+use gpu::args::state::STATE_WORDS;
+use gpu::args::tokens::TreeBuildArgs;
+use gpu::kernels::tree_build as kernel;
+
+use super::{contract, holds};
+use crate::device::{Device, Dims, Result};
+
+/// The best-first tree of at most `budget` nodes under the bonus token.
+pub struct TreeBuild {
+    /// `[levels, k]`.
+    pub ids: Global<i32>,
+    /// `[levels, k]`, each row descending.
+    pub logp: Global<f32>,
+    /// Gives the bonus token, takes the number of nodes and the error of a level with NaN or +inf.
+    pub state: GlobalMut<u32>,
+    /// `[budget + 1]`: token of each row; row 0 is the bonus.
+    pub tokens: GlobalMut<i32>,
+    /// `[budget + 1]`: row of the parent, -1 for the root and for rows behind the last node.
+    pub parents: GlobalMut<i32>,
+    /// `[budget + 1]`.
+    pub depths: GlobalMut<u32>,
+    /// `[budget + 1, ceil((budget + 1) / 32)]`: bit i of row r: r sees row i.
+    pub ancestors: GlobalMut<u32>,
+    /// L: drafted positions.
+    pub levels: usize,
+    pub k: usize,
+    pub budget: usize,
+}
+
+/// Queues the build of one tree.
+pub fn tree_build(device: &Device, p: TreeBuild) -> Result<()> {
+    let name = kernel::TREE_BUILD.name();
+    let rows = p.budget + 1;
+    contract(name, p.budget <= kernel::MAX_BUDGET, || {
+        format!("a budget of {}; at most {} are possible", p.budget, kernel::MAX_BUDGET)
+    })?;
+    contract(name, p.levels <= kernel::MAX_LEVELS, || {
+        format!("{} drafted positions; at most {} are possible", p.levels, kernel::MAX_LEVELS)
+    })?;
+    contract(name, (1..=kernel::MAX_K).contains(&p.k), || format!("k = {}; 1 to {} are possible", p.k, kernel::MAX_K))?;
+    holds(name, "ids", p.ids.len(), p.levels * p.k)?;
+    holds(name, "logp", p.logp.len(), p.levels * p.k)?;
+    holds(name, "state", p.state.len(), STATE_WORDS)?;
+    holds(name, "tokens", p.tokens.len(), rows)?;
+    holds(name, "parents", p.parents.len(), rows)?;
+    holds(name, "depths", p.depths.len(), rows)?;
+    holds(name, "ancestors", p.ancestors.len(), rows * rows.div_ceil(32))?;
+    let args = TreeBuildArgs {
+        ids: p.ids,
+        logp: p.logp,
+        state: p.state,
+        tokens: p.tokens,
+        parents: p.parents,
+        depths: p.depths,
+        ancestors: p.ancestors,
+        levels: p.levels as u32,
+        k: p.k as u32,
+        budget: p.budget as u32,
+    };
+    let dims = Dims { grid: [1, 1, 1], block: [kernel::THREADS, 1, 1], shared: 0 };
+    device.launch(&kernel::TREE_BUILD, dims, args)
+}

@@ -1,0 +1,18 @@
+//! Products with weights. The model says `linear(weight, x, y)`; format, kernel, tile and split are chosen here.
+//!
+//! Start at `dense.rs` (whole rows) and `grouped.rs` (rows gathered by expert). `plan.rs` chooses how, `format.rs` says
+//! what weights look like on the host, `weight.rs` and `pool.rs` keep them on the device, one pool a format. No other
+//! room launches a product kernel.
+
+mod dense;
+mod format;
+mod grouped;
+mod plan;
+mod pool;
+mod weight;
+
+pub use dense::{Product, linear};
+pub use format::{Format, GROUPS, HostData, HostWeight, ScaleType};
+pub use grouped::{ExpertWeights, Grouped, grouped_linear};
+pub use plan::{Plan, explain, explain_grouped, grouped_kernel, kernel};
+pub use weight::Weight;

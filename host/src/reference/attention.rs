@@ -1,0 +1,140 @@
+//! Twins of the attention side: `query`, `kv_append`, `head_norm_rope`, `mla_attention`, `block_attention`.
+
+use cuda_std::bf16;
+use gpu::args::attention::{KEY, LATENT, ROPE};
+
+use super::rms_norm;
+
+/// Row `position` of a rotation table `[positions, pairs]`.
+fn angles(table: &[f32], position: usize, pairs: usize) -> &[f32] {
+    &table[position * pairs..(position + 1) * pairs]
+}
+
+/// Turns neighbouring pairs of `x` by the angles of `position`.
+fn rotate_neighbours(x: &[f32], cos: &[f32], sin: &[f32], position: usize) -> Vec<f64> {
+    let pairs = x.len() / 2;
+    let (cos, sin) = (angles(cos, position, pairs), angles(sin, position, pairs));
+    (0..pairs)
+        .flat_map(|i| {
+            let (even, odd) = (f64::from(x[2 * i]), f64::from(x[2 * i + 1]));
+            let (c, s) = (f64::from(cos[i]), f64::from(sin[i]));
+            [even * c - odd * s, odd * c + even * s]
+        })
+        .collect()
+}
+
+/// `q [rows, heads, nope + ROPE]`, `q_lat [rows, heads, LATENT]`, `positions [rows]` -> `[rows, heads, KEY]`, not
+/// rounded.
+pub fn query(q: &[f32], q_lat: &[f32], cos: &[f32], sin: &[f32], positions: &[usize], heads: usize) -> Vec<f64> {
+    let width = q.len().checked_div(positions.len() * heads).unwrap_or(0);
+    let mut out = Vec::new();
+    for (i, latent) in q_lat.chunks(LATENT).enumerate() {
+        let rope = &q[(i + 1) * width - ROPE..(i + 1) * width];
+        out.extend(latent.iter().map(|&v| f64::from(v)));
+        out.extend(rotate_neighbours(rope, cos, sin, positions[i / heads]));
+    }
+    out
+}
+
+/// `t [rows, KEY]`, `weight [LATENT]`, `positions [rows]` -> cache rows `[rows, KEY]`, unrounded.
+pub fn kv_append(t: &[f32], weight: &[f32], eps: f32, cos: &[f32], sin: &[f32], positions: &[usize]) -> Vec<f64> {
+    let row = |(t, &position): (&[f32], &usize)| {
+        let mut row = rms_norm(t, weight, LATENT, KEY, eps);
+        row.extend(rotate_neighbours(&t[LATENT..], cos, sin, position));
+        row
+    };
+    t.chunks(KEY).zip(positions).flat_map(row).collect()
+}
+
+/// `x [heads, head_dim]` of one row at `position`; no norm without `weight`, no rotation without `tables`.
+pub fn head_norm_rope(
+    x: &[f32],
+    head_dim: usize,
+    weight: Option<&[f32]>,
+    eps: f32,
+    tables: Option<(&[f32], &[f32])>,
+    position: usize,
+) -> Vec<f64> {
+    let half = head_dim / 2;
+    let head = |x: &[f32]| {
+        let y = match weight {
+            Some(weight) => rms_norm(x, weight, head_dim, head_dim, eps),
+            None => x.iter().map(|&v| f64::from(v)).collect(),
+        };
+        let Some((cos, sin)) = tables else { return y };
+        let (cos, sin) = (angles(cos, position, half), angles(sin, position, half));
+        let turned = |i: usize| {
+            let (c, s) = (f64::from(cos[i % half]), f64::from(sin[i % half]));
+            if i < half { y[i] * c - y[i + half] * s } else { y[i] * c + y[i - half] * s }
+        };
+        (0..head_dim).map(turned).collect()
+    };
+    x.chunks(head_dim).flat_map(head).collect()
+}
+
+/// Softmax of `scale * q . key(j)` over the visible keys, times their values.
+fn attend<'a>(
+    q: &[bf16],
+    visible: &[usize],
+    scale: f32,
+    key: impl Fn(usize) -> &'a [bf16],
+    value: impl Fn(usize) -> &'a [bf16],
+    width: usize,
+) -> Vec<f64> {
+    let dot = |k: &[bf16]| q.iter().zip(k).map(|(a, b)| a.to_f64() * b.to_f64()).sum::<f64>();
+    let scores: Vec<f64> = visible.iter().map(|&j| f64::from(scale) * dot(key(j))).collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    let column = |i: usize| visible.iter().zip(&weights).map(|(&j, w)| w * value(j)[i].to_f64()).sum::<f64>() / total;
+    (0..width).map(column).collect()
+}
+
+/// The slots that row `row` of a tree sees: `0..committed`, then its ancestors.
+pub fn visible_slots(ancestors: &[u32], rows: usize, row: usize, committed: usize) -> Vec<usize> {
+    let words = rows.div_ceil(32);
+    let sees = |i: &usize| ancestors[row * words + i / 32] >> (i % 32) & 1 != 0;
+    (0..committed).chain((0..rows).filter(sees).map(|i| committed + i)).collect()
+}
+
+/// `q [rows, heads, KEY]`, `cache [slots, KEY]`, `ancestors [rows, ceil(rows / 32)]` -> `[rows, heads, LATENT]`.
+pub fn mla_attention(
+    q: &[bf16],
+    cache: &[bf16],
+    ancestors: &[u32],
+    committed: usize,
+    rows: usize,
+    heads: usize,
+    scale: f32,
+) -> Vec<f64> {
+    let key = |j: usize| &cache[j * KEY..(j + 1) * KEY];
+    let mut out = Vec::new();
+    for row in 0..rows {
+        let visible = visible_slots(ancestors, rows, row, committed);
+        for q in q[row * heads * KEY..(row + 1) * heads * KEY].chunks(KEY) {
+            out.extend(attend(q, &visible, scale, key, key, LATENT));
+        }
+    }
+    out
+}
+
+/// `q [rows, heads, head_dim]`, `k` and `v [slots, kv_heads, head_dim]`; all see slots `0..visible`.
+pub fn block_attention(
+    q: &[bf16],
+    k: &[bf16],
+    v: &[bf16],
+    visible: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    scale: f32,
+) -> Vec<f64> {
+    let visible: Vec<usize> = (0..visible).collect();
+    let mut out = Vec::new();
+    for (i, q) in q.chunks(head_dim).enumerate() {
+        let head = i % heads / (heads / kv_heads);
+        let at = |j: usize| (j * kv_heads + head) * head_dim..(j * kv_heads + head + 1) * head_dim;
+        out.extend(attend(q, &visible, scale, |j| &k[at(j)], |j| &v[at(j)], head_dim));
+    }
+    out
+}

@@ -1,0 +1,18 @@
+//! How far a kernel may be from its twin, and why. Tests and `doctor` share these; what is not here must be equal.
+
+/// Relative error of a result that is rounded to f32 and sums a row in a fixed tree: some 2^-24, signs mixed.
+pub const F32: f64 = 1e-6;
+
+/// Relative error of one rounding to bf16: at most 2^-9 = 2e-3 of a value, as much again for the kernel's own f32.
+pub const ROUNDED: f64 = 4e-3;
+
+/// Relative error of attention: its largest is the rounding of the softmax weights to bf16, 2^-9 of each.
+pub const ATTENTION: f64 = 4e-3;
+
+/// Largest error of a product's value, as a share of the sum of its terms' magnitudes. A lane adds at most 350 rounded
+/// terms before the fixed tree of sums (each rounding 2^-24 of the running sum, signs mixed); tensor cores may truncate
+/// where the CPU rounds, but sum 32 terms from zero at a time.
+pub const PRODUCT: f64 = 1e-6;
+
+/// Largest distance of a log-probability: some roundings of values up to 30.
+pub const LOG_PROBABILITY: f64 = 4e-6;

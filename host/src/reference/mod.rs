@@ -1,0 +1,17 @@
+//! The plain loop for each kernel, in f64, row by row: slow, obvious, trusted. Tests and `doctor` compare with it.
+
+mod attention;
+pub mod bounds;
+mod commit;
+mod experts;
+pub mod linear;
+mod norm;
+mod picks;
+mod tree;
+
+pub use attention::{block_attention, head_norm_rope, kv_append, mla_attention, query, visible_slots};
+pub use commit::commit;
+pub use experts::{combine, expert_sort, route, swiglu};
+pub use norm::rms_norm;
+pub use picks::{Pick, argmax, embed, top_k};
+pub use tree::{Draft, Tree, accept, all_prefixes, tree_build, tree_build_by_definition};

@@ -1,0 +1,238 @@
+//! Checks of the attention side: queries, cache rows, both attentions, and the moves after an accepted path.
+
+use cuda_std::bf16;
+use gpu::args::attention::{KEY, LATENT, ROPE};
+
+use super::Random;
+use super::compare::{Found, Probe, close, close_bf16, equal, rounded};
+use super::tokens::walked;
+use crate::device::{self, Buffer, Device};
+use crate::kernels::{
+    self, BlockAttention, Commit, GatherRows, HeadNormRope, KvAppend, MlaAttention, Query, Rope, initial_state,
+    mla_workspace,
+};
+use crate::reference::{self, Tree, bounds};
+
+const EPS: f32 = 1e-6;
+/// A scale for random values in -1..1: scores of a few units.
+const SCALE: f32 = 0.15;
+
+/// Rotation tables of random angles on host and device, `[positions, pairs]`.
+struct Tables {
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    on_device: [Buffer<f32>; 2],
+}
+
+impl Tables {
+    fn random(device: &Device, random: &mut Random, positions: usize, pairs: usize) -> device::Result<Self> {
+        let angles = random.floats(positions * pairs);
+        let cos: Vec<_> = angles.iter().map(|a| (3.0 * a).cos()).collect();
+        let sin: Vec<_> = angles.iter().map(|a| (3.0 * a).sin()).collect();
+        let on_device = [device.upload(&cos)?, device.upload(&sin)?];
+        Ok(Self { cos, sin, on_device })
+    }
+
+    fn rope(&self) -> Rope {
+        Rope { cos: self.on_device[0].view(), sin: self.on_device[1].view() }
+    }
+}
+
+/// A tree of `rows` rows, two children a node.
+fn tree(rows: usize) -> Tree {
+    let nodes: Vec<_> = (1..rows).map(|row| (row as i32, (row - 1) / 2)).collect();
+    Tree::of(0, &nodes, rows - 1)
+}
+
+fn positions(tree: &Tree, committed: usize) -> Vec<usize> {
+    tree.depths.iter().map(|&depth| committed + depth as usize).collect()
+}
+
+pub fn query(p: &Probe) -> Found {
+    let (rows, heads, nope, committed) = (5, 3, 128, 7);
+    let (tree, mut random) = (tree(rows), Random::new(21));
+    let (q, q_lat) = (random.floats(rows * heads * (nope + ROPE)), random.floats(rows * heads * LATENT));
+    let tables = Tables::random(p.device, &mut random, committed + rows, ROPE / 2)?;
+    let (dq, dlat) = (p.device.upload(&q)?, p.device.upload(&q_lat)?);
+    let (depths, state) = (p.device.upload(&tree.depths)?, p.device.upload(&initial_state(committed as u32, 0, 0))?);
+    let out = p.device.alloc(rows * heads * KEY)?;
+    let args = Query {
+        q: dq.view(),
+        q_lat: dlat.view(),
+        rope: tables.rope(),
+        depths: depths.view(),
+        state: state.view(),
+        out: out.view_mut(),
+        rows,
+        heads,
+        nope,
+    };
+    p.launch(|| kernels::query(p.device, args))?;
+    let want = reference::query(&q, &q_lat, &tables.cos, &tables.sin, &positions(&tree, committed), heads);
+    close_bf16("out", &out.read()?, &want, bounds::ROUNDED)
+}
+
+/// New rows behind the committed ones, which stay as they are.
+pub fn kv_append(p: &Probe) -> Found {
+    let (rows, committed) = (6, 9);
+    let (tree, mut random) = (tree(rows), Random::new(22));
+    let (t, weight) = (random.floats(rows * KEY), random.floats(LATENT));
+    let tables = Tables::random(p.device, &mut random, committed + rows, ROPE / 2)?;
+    let (dt, dw) = (p.device.upload(&t)?, p.device.upload(&weight)?);
+    let (depths, state) = (p.device.upload(&tree.depths)?, p.device.upload(&initial_state(committed as u32, 0, 0))?);
+    let before = vec![bf16::ONE; (committed + rows + 1) * KEY];
+    let cache = p.device.upload(&before)?;
+    let args = KvAppend {
+        t: dt.view(),
+        weight: dw.view(),
+        eps: EPS,
+        rope: tables.rope(),
+        depths: depths.view(),
+        state: state.view(),
+        cache: cache.view_mut(),
+        rows,
+    };
+    p.launch(|| kernels::kv_append(p.device, args))?;
+    let (mut got, new) = (cache.read()?, committed * KEY..(committed + rows) * KEY);
+    let want = reference::kv_append(&t, &weight, EPS, &tables.cos, &tables.sin, &positions(&tree, committed));
+    let error = close_bf16("new rows", &got[new.clone()], &want, bounds::ROUNDED)?;
+    got[new].fill(bf16::ONE);
+    equal("the other rows", &got, &before)?;
+    Ok(error)
+}
+
+/// A few queries: the small block.
+pub fn mla_small(p: &Probe) -> Found {
+    mla(p, 100, 3, 2, 104)
+}
+
+/// 68 queries: the large block, and a second one that is not full.
+pub fn mla_large(p: &Probe) -> Found {
+    mla(p, 100, 17, 4, 120)
+}
+
+/// A cache of three splits; the last has no key.
+pub fn mla_split(p: &Probe) -> Found {
+    mla(p, 400, 2, 1, 700)
+}
+
+fn mla(p: &Probe, committed: usize, rows: usize, heads: usize, slots: usize) -> Found {
+    let (tree, mut random) = (tree(rows), Random::new(23));
+    let q = random.bf16s(rows * heads * KEY);
+    let mut cache = random.bf16s((committed + rows) * KEY);
+    cache.resize(slots * KEY, bf16::NAN);
+    let (dq, d_cache, bits) = (p.device.upload(&q)?, p.device.upload(&cache)?, p.device.upload(&tree.ancestors)?);
+    let state = p.device.upload(&initial_state(committed as u32, 0, 0))?;
+    let workspace = p.device.alloc(mla_workspace(slots, rows, heads))?;
+    let (out, out_bf16) = (p.device.alloc(rows * heads * LATENT)?, p.device.alloc(rows * heads * LATENT)?);
+    let args = MlaAttention {
+        q: dq.view(),
+        cache: d_cache.view(),
+        ancestors: bits.view(),
+        state: state.view(),
+        scale: SCALE,
+        rows,
+        heads,
+        workspace: workspace.view_mut(),
+        out_f32: out.view_mut(),
+        out_bf16: out_bf16.view_mut(),
+    };
+    p.launch(|| kernels::mla_attention(p.device, args))?;
+    let out = out.read()?;
+    rounded(&out, &out_bf16.read()?)?;
+    let want = reference::mla_attention(&q, &cache, &tree.ancestors, committed, rows, heads, SCALE);
+    close("out", &out, &want, bounds::ATTENTION)
+}
+
+pub fn block_64(p: &Probe) -> Found {
+    block(p, 4, 2, 64)
+}
+
+pub fn block_128(p: &Probe) -> Found {
+    block(p, 2, 1, 128)
+}
+
+fn block(p: &Probe, heads: usize, kv_heads: usize, head_dim: usize) -> Found {
+    let (committed, rows, scale) = (121, 8, 0.3);
+    let (mut random, visible) = (Random::new(24), committed + rows);
+    let q = random.bf16s(rows * heads * head_dim);
+    let mut cache = || {
+        let mut values = random.bf16s(visible * kv_heads * head_dim);
+        values.resize((visible + 20) * kv_heads * head_dim, bf16::NAN);
+        values
+    };
+    let (k, v) = (cache(), cache());
+    let (dq, dk, dv) = (p.device.upload(&q)?, p.device.upload(&k)?, p.device.upload(&v)?);
+    let state = p.device.upload(&initial_state(committed as u32, 0, 0))?;
+    let (out, out_bf16) = (p.device.alloc(q.len())?, p.device.alloc(q.len())?);
+    let args = BlockAttention {
+        q: dq.view(),
+        k: dk.view(),
+        v: dv.view(),
+        state: state.view(),
+        scale,
+        rows,
+        heads,
+        kv_heads,
+        head_dim,
+        out_f32: out.view_mut(),
+        out_bf16: out_bf16.view_mut(),
+    };
+    p.launch(|| kernels::block_attention(p.device, args))?;
+    let out = out.read()?;
+    rounded(&out, &out_bf16.read()?)?;
+    let want = reference::block_attention(&q, &k, &v, visible, heads, kv_heads, head_dim, scale);
+    close("out", &out, &want, bounds::ATTENTION)
+}
+
+/// One row of heads, behind the cache's committed rows.
+pub fn head_norm_rope(p: &Probe) -> Found {
+    let (heads, head_dim, committed, base) = (9, 128, 4, 2);
+    let (mut random, row, width) = (Random::new(25), committed + base, heads * head_dim);
+    let (x, weight) = (random.floats(width), random.floats(head_dim));
+    let tables = Tables::random(p.device, &mut random, row + 1, head_dim / 2)?;
+    let (dx, dw) = (p.device.upload(&x)?, p.device.upload(&weight)?);
+    let state = p.device.upload(&initial_state(committed as u32, 0, 0))?;
+    let out = p.device.alloc((row + 1) * width)?;
+    let args = HeadNormRope {
+        x: dx.view(),
+        weight: dw.view(),
+        eps: EPS,
+        rope: tables.rope(),
+        state: state.view(),
+        out: out.view_mut(),
+        rows: 1,
+        heads,
+        head_dim,
+        stride: width,
+        base,
+        to_cache: true,
+    };
+    p.launch(|| kernels::head_norm_rope(p.device, args))?;
+    let angles = Some((&tables.cos[..], &tables.sin[..]));
+    let want = reference::head_norm_rope(&x, head_dim, Some(&weight), EPS, angles, row);
+    close_bf16("heads", &out.read()?[row * width..], &want, bounds::ROUNDED)
+}
+
+pub fn commit(p: &Probe) -> Found {
+    let (layers, slots, width, committed, path) = (3, 16, KEY, 10, [0, 2, 3, 5]);
+    let mut cache = Random::new(26).bf16s(layers * slots * width);
+    let (d_cache, state) = (p.device.upload(&cache)?, p.device.upload(&walked(committed, &path))?);
+    let args = Commit { cache: d_cache.view_mut(), state: state.view(), layers, slots, width };
+    p.launch(|| kernels::commit(p.device, args))?;
+    reference::commit(&mut cache, slots, width, committed, &path);
+    equal("cache", &d_cache.read()?, &cache)
+}
+
+/// Rows behind the path repeat row 0.
+pub fn gather_rows(p: &Probe) -> Found {
+    let (width, path, count) = (1028, [0, 2, 3, 6], 5);
+    let src = Random::new(27).floats(7 * width);
+    let (d_src, dst) = (p.device.upload(&src)?, p.device.alloc(count * width)?);
+    let state = p.device.upload(&walked(9, &path))?;
+    let args = GatherRows { src: d_src.view(), dst: dst.view_mut(), state: state.view(), count, width };
+    p.launch(|| kernels::gather_rows(p.device, args))?;
+    let rows = path.into_iter().chain([0]);
+    let want: Vec<_> = rows.flat_map(|row| &src[row * width..(row + 1) * width]).copied().collect();
+    equal("dst", &dst.read()?, &want)
+}

@@ -1,0 +1,212 @@
+//! Checks of the matrix products, through `linear` and `grouped_linear` alone: each format with few and with many rows,
+//! and the repacking of 4-bit weights.
+
+use std::borrow::Cow;
+
+use cuda_std::bf16;
+
+use super::Random;
+use super::compare::{Found, Probe, equal, near};
+use crate::device::{self, Buffer, Device};
+use crate::kernels::Acts;
+use crate::linear::{
+    ExpertWeights, Grouped, HostData, HostWeight, Product, ScaleType, Weight, grouped_kernel, grouped_linear, kernel,
+    linear,
+};
+use crate::reference::{self, bounds, linear as twin};
+
+/// Rows for the kernels of few rows, and a number that takes those of many.
+const ROWS: [usize; 2] = [3, 21];
+/// Weight rows that fill no tile, k that two warps share.
+const SHAPE: [usize; 2] = [20, 1152];
+
+/// What a weight is stored as.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stored {
+    F32,
+    Bf16,
+    W4 { scales: ScaleType, group: usize },
+}
+
+const FORMATS: [Stored; 4] = [
+    Stored::F32,
+    Stored::Bf16,
+    Stored::W4 { scales: ScaleType::Bf16, group: 32 },
+    Stored::W4 { scales: ScaleType::F32, group: 32 },
+];
+
+/// The check of one product kernel.
+pub struct Case {
+    pub kernel: &'static str,
+    stored: Stored,
+    /// Rows of x; none for gathered rows.
+    rows: Option<usize>,
+}
+
+impl Case {
+    /// One for each kernel.
+    pub fn all() -> Vec<Self> {
+        let mut cases: Vec<Self> = Vec::new();
+        for stored in FORMATS {
+            let sample = Sample::random(stored, SHAPE, &mut Random::new(0));
+            for rows in ROWS {
+                let kernel = kernel(&sample.host(), rows);
+                // f32 has one kernel for any number of rows.
+                if cases.iter().all(|case| case.kernel != kernel) {
+                    cases.push(Self { kernel, stored, rows: Some(rows) });
+                }
+            }
+            cases.push(Self { kernel: grouped_kernel(&sample.host()), stored, rows: None });
+        }
+        cases
+    }
+
+    pub fn run(&self, p: &Probe) -> Found {
+        match self.rows {
+            Some(rows) => dense(p, self.stored, rows),
+            None => grouped(p, self.stored),
+        }
+    }
+}
+
+/// A weight's bytes and values.
+struct Sample {
+    stored: Stored,
+    shape: [usize; 2],
+    data: Vec<u8>,
+    scales: Vec<u8>,
+    values: Vec<f64>,
+}
+
+impl Sample {
+    /// Values of about 1 / sqrt(k); scales are spread over four powers of two.
+    fn random(stored: Stored, [n, k]: [usize; 2], random: &mut Random) -> Self {
+        let size = 1.0 / (k as f32).sqrt();
+        let mut floats = |count: usize| -> Vec<f32> { (0..count).map(|_| random.unit() * size).collect() };
+        let bytes_bf16 =
+            |floats: &[f32]| -> Vec<u8> { floats.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect() };
+        let bytes_f32 = |floats: &[f32]| -> Vec<u8> { floats.iter().flat_map(|v| v.to_le_bytes()).collect() };
+        let (data, scales, values) = match stored {
+            Stored::F32 => {
+                let data = bytes_f32(&floats(n * k));
+                let values = twin::f32_values(&data);
+                (data, Vec::new(), values)
+            }
+            Stored::Bf16 => {
+                let data = bytes_bf16(&floats(n * k));
+                let values = twin::bf16_values(&data);
+                (data, Vec::new(), values)
+            }
+            Stored::W4 { scales: of, group } => {
+                let codes: Vec<_> = (0..n * k / 2).map(|_| random.next() as u8).collect();
+                let scale = |r: &mut Random| (1.0 + r.unit() / 2.0) * size * 0.25 / (1 << r.below(4)) as f32;
+                let scales: Vec<_> = (0..n * k / group).map(|_| scale(random)).collect();
+                let (scales, read) = match of {
+                    ScaleType::F32 => (bytes_f32(&scales), twin::f32_values as fn(&[u8]) -> Vec<f64>),
+                    ScaleType::Bf16 => (bytes_bf16(&scales), twin::bf16_values as fn(&[u8]) -> Vec<f64>),
+                };
+                let values = twin::w4a16_values(&codes, &read(&scales), k, group);
+                (codes, scales, values)
+            }
+        };
+        Self { stored, shape: [n, k], data, scales, values }
+    }
+
+    fn host(&self) -> HostWeight<'_> {
+        let (data, scales) = (Cow::Borrowed(&self.data[..]), Cow::Borrowed(&self.scales[..]));
+        let data = match self.stored {
+            Stored::F32 => HostData::F32(data),
+            Stored::Bf16 => HostData::Bf16(data),
+            Stored::W4 { scales: scale_type, group } => HostData::W4a16 { packed: data, scales, scale_type, group },
+        };
+        let [n, k] = self.shape;
+        HostWeight { name: "selfcheck", n, k, batch: 1, data }
+    }
+}
+
+/// Activations on a device in both types, and as weights of one format read them.
+struct X {
+    seen: Vec<f32>,
+    f32: Buffer<f32>,
+    bf16: Buffer<bf16>,
+}
+
+impl X {
+    fn upload(device: &Device, floats: &[f32], stored: Stored) -> device::Result<Self> {
+        let rounded: Vec<_> = floats.iter().map(|&v| bf16::from_f32(v)).collect();
+        let seen = match stored {
+            Stored::F32 => floats.to_vec(),
+            _ => rounded.iter().map(|v| v.to_f32()).collect(),
+        };
+        Ok(Self { seen, f32: device.upload(floats)?, bf16: device.upload(&rounded)? })
+    }
+
+    fn acts(&self) -> Acts {
+        Acts { f32: self.f32.view(), bf16: self.bf16.view() }
+    }
+}
+
+fn magnitudes<T: Copy>(values: &[T], abs: fn(T) -> T) -> Vec<T> {
+    values.iter().map(|&v| abs(v)).collect()
+}
+
+fn dense(p: &Probe, stored: Stored, rows: usize) -> Found {
+    let ([n, k], mut random) = (SHAPE, Random::new(31));
+    let sample = Sample::random(stored, SHAPE, &mut random);
+    let weight = Weight::new(p.device, &sample.host())?;
+    let (x, y) = (X::upload(p.device, &random.floats(rows * k), stored)?, p.device.alloc(rows * n)?);
+    p.launch(|| linear(p.device, &Product::plain(&weight, x.acts(), rows, y.view_mut())))?;
+    let product = |x: &[f32], w: &[f64]| twin::linear(x, [k, 0], w, [1, n, k], rows);
+    let want = product(&x.seen, &sample.values);
+    let size = product(&magnitudes(&x.seen, f32::abs), &magnitudes(&sample.values, f64::abs));
+    near(&y.read()?, &want, &size, bounds::PRODUCT)
+}
+
+/// Ten tokens, two of three experts each.
+fn grouped(p: &Probe, stored: Stored) -> Found {
+    let ([n, k], pairs, share, mut random) = (SHAPE, 20, 2, Random::new(32));
+    let samples: Vec<_> = (0..3).map(|_| Sample::random(stored, SHAPE, &mut random)).collect();
+    let hosts: Vec<_> = samples.iter().map(Sample::host).collect();
+    let weights = ExpertWeights::new(p.device, "selfcheck", &hosts)?;
+    let experts: Vec<_> = (0..pairs).map(|_| random.below(samples.len())).collect();
+    let ids: Vec<_> = experts.iter().map(|&e| e as u32).collect();
+    let (order, mut tiles) = reference::expert_sort(&ids, samples.len());
+    tiles.resize(1 + 3 * pairs, u32::MAX);
+    let (order, tiles) = (p.device.upload(&order)?, p.device.upload(&tiles)?);
+    let (x, y) = (X::upload(p.device, &random.floats(pairs / share * k), stored)?, p.device.alloc(pairs * n)?);
+    let args = Grouped {
+        weights: &weights,
+        x: x.acts(),
+        x_rows_per_token: share,
+        order: order.view(),
+        tiles: tiles.view(),
+        pairs,
+        y: y.view_mut(),
+    };
+    p.launch(|| grouped_linear(p.device, &args))?;
+    let values: Vec<_> = samples.iter().map(|s| s.values.clone()).collect();
+    let sizes: Vec<_> = values.iter().map(|v| magnitudes(v, f64::abs)).collect();
+    let want = twin::grouped(&x.seen, share, &experts, &values, k);
+    let size = twin::grouped(&magnitudes(&x.seen, f32::abs), share, &experts, &sizes, k);
+    near(&y.read()?, &want, &size, bounds::PRODUCT)
+}
+
+pub fn repack_bf16_scales(p: &Probe) -> Found {
+    repack(p, ScaleType::Bf16)
+}
+
+pub fn repack_f32_scales(p: &Probe) -> Found {
+    repack(p, ScaleType::F32)
+}
+
+/// Rows of the unit matrix read every repacked value back, exactly. The time is that of the upload, too.
+fn repack(p: &Probe, scales: ScaleType) -> Found {
+    let ([n, k], stored) = ([20, 128], Stored::W4 { scales, group: 64 });
+    let sample = Sample::random(stored, [n, k], &mut Random::new(33));
+    let weight = p.launch(|| Weight::new(p.device, &sample.host()))?;
+    let unit: Vec<_> = (0..k * k).map(|i| if i / k == i % k { 1.0 } else { 0.0 }).collect();
+    let (x, y) = (X::upload(p.device, &unit, stored)?, p.device.alloc(k * n)?);
+    linear(p.device, &Product::plain(&weight, x.acts(), k, y.view_mut()))?;
+    let want: Vec<_> = (0..k * n).map(|i| sample.values[i % n * k + i / n] as f32).collect();
+    equal("values", &y.read()?, &want)
+}

@@ -1,0 +1,137 @@
+//! Checks of the kernels that choose tokens: picks, candidates, the tree, the walk, the end of a round.
+
+use gpu::args::state::{BONUS, COMMITTED, MAX_PATH, NEXT_BONUS, NO_ROW, NODES, PATH, PATH_LEN};
+use gpu::args::tokens::record::RECORD_WORDS;
+
+use super::Random;
+use super::compare::{Failed, Found, Probe, equal, near};
+use crate::kernels::{self, Accept, Argmax, TopK, TopKWorkspace, TreeBuild, initial_state, top_k_workspace};
+use crate::reference::{self, Draft, Tree, bounds};
+
+/// Logits on a grid: equal ones in every row, so that the lowest id counts.
+pub fn argmax(p: &Probe) -> Found {
+    let (rows, vocab) = (3, 5000);
+    let mut random = Random::new(11);
+    let logits: Vec<_> = (0..rows * vocab).map(|_| random.below(500) as f32 * 0.01).collect();
+    let before = initial_state(0, 0, rows as u32 - 1);
+    let (d_logits, state) = (p.device.upload(&logits)?, p.device.upload(&before)?);
+    let (pick, best, second) = (p.device.alloc(rows)?, p.device.alloc(rows)?, p.device.alloc(rows)?);
+    let args = Argmax {
+        logits: d_logits.view(),
+        pick: pick.view_mut(),
+        best: best.view_mut(),
+        second: second.view_mut(),
+        state: state.view_mut(),
+        rows,
+        vocab,
+    };
+    p.launch(|| kernels::argmax(p.device, args))?;
+    let want = reference::argmax(&logits, vocab);
+    equal("best", &best.read()?, &want.iter().map(|w| w.best).collect::<Vec<_>>())?;
+    equal("second", &second.read()?, &want.iter().map(|w| w.second).collect::<Vec<_>>())?;
+    equal("state", &state.read()?, &before)?;
+    equal("pick", &pick.read()?, &want.iter().map(|w| w.pick).collect::<Vec<_>>())
+}
+
+/// Three chunks and their merge.
+pub fn top_k(p: &Probe) -> Found {
+    let (rows, vocab, k) = (2, 5003, 8);
+    let logits: Vec<_> = Random::new(12).floats(rows * vocab).into_iter().map(|v| v * 12.0).collect();
+    let before = initial_state(0, 0, 0);
+    let (d_logits, state) = (p.device.upload(&logits)?, p.device.upload(&before)?);
+    let (candidates, sums) = top_k_workspace(rows, vocab, k);
+    let (candidates, sums) = (p.device.alloc(candidates)?, p.device.alloc(sums)?);
+    let (ids, logp) = (p.device.alloc(rows * k)?, p.device.alloc(rows * k)?);
+    let args = TopK {
+        logits: d_logits.view(),
+        ids: ids.view_mut(),
+        logp: logp.view_mut(),
+        state: state.view_mut(),
+        workspace: TopKWorkspace { candidates: candidates.view_mut(), sums: sums.view_mut() },
+        rows,
+        vocab,
+        k,
+    };
+    p.launch(|| kernels::top_k(p.device, args))?;
+    let (want_ids, want_logp) = reference::top_k(&logits, vocab, k);
+    equal("ids", &ids.read()?, &want_ids)?;
+    equal("state", &state.read()?, &before)?;
+    near(&logp.read()?, &want_logp, &vec![1.0; rows * k], bounds::LOG_PROBABILITY)
+}
+
+/// Seven levels of eight into 31 nodes; scores are f32 sums in both, so that the trees are equal.
+pub fn tree_build(p: &Probe) -> Found {
+    let (levels, k, budget, bonus) = (7, 8, 31, 163_586);
+    let mut random = Random::new(13);
+    let ids: Vec<_> = (0..levels * k).map(|_| random.below(50) as i32).collect();
+    let mut logp: Vec<_> = random.floats(levels * k).into_iter().map(|v| 3.0 * (v * 0.4 + 0.5).ln()).collect();
+    logp.chunks_mut(k).for_each(|level| level.sort_by(|a, b| b.total_cmp(a)));
+    let mut state = initial_state(40, bonus, 7);
+    let (d_ids, d_logp, d_state) = (p.device.upload(&ids)?, p.device.upload(&logp)?, p.device.upload(&state)?);
+    let rows = budget + 1;
+    let (tokens, parents) = (p.device.alloc(rows)?, p.device.alloc(rows)?);
+    let (depths, ancestors) = (p.device.alloc(rows)?, p.device.alloc(rows * rows.div_ceil(32))?);
+    let args = TreeBuild {
+        ids: d_ids.view(),
+        logp: d_logp.view(),
+        state: d_state.view_mut(),
+        tokens: tokens.view_mut(),
+        parents: parents.view_mut(),
+        depths: depths.view_mut(),
+        ancestors: ancestors.view_mut(),
+        levels,
+        k,
+        budget,
+    };
+    p.launch(|| kernels::tree_build(p.device, args))?;
+    let want = reference::tree_build(bonus as i32, Draft { ids: &ids, logp: &logp, levels, k }, budget);
+    state[NODES] = want.nodes as u32;
+    equal("tokens", &tokens.read()?, &want.tokens)?;
+    equal("parents", &parents.read()?, &want.parents)?;
+    equal("depths", &depths.read()?, &want.depths)?;
+    equal("ancestors", &ancestors.read()?, &want.ancestors)?;
+    equal("state", &d_state.read()?, &state)
+}
+
+/// A walk of five rows through a tree of 31 nodes.
+pub fn accept(p: &Probe) -> Found {
+    let nodes: Vec<_> = (0..31).map(|i| (i % 2, i as usize / 2)).collect();
+    let (tree, pick) = (Tree::of(5, &nodes, 32), vec![1; 33]);
+    let (tokens, parents) = (p.device.upload(&tree.tokens)?, p.device.upload(&tree.parents)?);
+    let mut state = initial_state(100, 5, tree.nodes as u32);
+    let (d_pick, d_state) = (p.device.upload(&pick)?, p.device.upload(&state)?);
+    let record = p.device.alloc(RECORD_WORDS)?;
+    let args = Accept {
+        tokens: tokens.view(),
+        parents: parents.view(),
+        pick: d_pick.view(),
+        state: d_state.view_mut(),
+        record: record.view_mut(),
+        rows: tree.tokens.len(),
+    };
+    p.launch(|| kernels::accept(p.device, args))?;
+    let (path, next) = reference::accept(&tree.tokens, &tree.parents, &pick, tree.nodes, MAX_PATH);
+    (state[PATH_LEN], state[NEXT_BONUS]) = (path.len() as u32, next as u32);
+    path.iter().enumerate().for_each(|(i, &row)| state[PATH + i] = row as u32);
+    equal("state", &d_state.read()?, &state)?;
+    let mut words = vec![path.len() as u32, tree.nodes as u32, 0, NO_ROW, next as u32];
+    words.extend(path[1..].iter().map(|&row| tree.tokens[row] as u32));
+    words.resize(RECORD_WORDS, 0);
+    equal("record", &record.read()?, &words)
+}
+
+/// A state after a walk along `path`.
+pub fn walked(committed: usize, path: &[usize]) -> Vec<u32> {
+    let mut state = initial_state(committed as u32, 11, 0).to_vec();
+    (state[PATH_LEN], state[NEXT_BONUS]) = (path.len() as u32, 22);
+    path.iter().enumerate().for_each(|(i, &row)| state[PATH + i] = row as u32);
+    state
+}
+
+pub fn advance(p: &Probe) -> Result<f64, Failed> {
+    let mut want = walked(10, &[0, 2, 3]);
+    let state = p.device.upload(&want)?;
+    p.launch(|| kernels::advance(p.device, state.view_mut()))?;
+    (want[COMMITTED], want[BONUS]) = (13, 22);
+    equal("state", &state.read()?, &want)
+}
