@@ -1,0 +1,148 @@
+//! Text to tokens and back: byte-level BPE over the checkpoint's own tiktoken.model.
+//!
+//! Text from a user is encoded without special tokens, whatever it spells. Every id below `vocab_size` has bytes: ids
+//! that neither the vocabulary nor the special tokens name are reserved and have a name of their own.
+
+use std::collections::{BTreeMap, HashSet};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use tiktoken_rs::CoreBPE;
+
+use super::TextError;
+use super::split::pieces;
+use crate::weights::{Bundle, Mismatch, TokenizerSpec, WeightsError};
+
+const KIND: &str = "tiktoken";
+
+pub struct Tokenizer {
+    bpe: CoreBPE,
+    /// The bytes of each id.
+    tokens: Vec<Vec<u8>>,
+    specials: BTreeMap<String, u32>,
+}
+
+impl Tokenizer {
+    /// The tokenizer of a bundle, if it has one.
+    pub fn of(bundle: &Bundle) -> Result<Option<Self>, WeightsError> {
+        let Some((spec, model)) = bundle.tokenizer() else { return Ok(None) };
+        Self::new(spec, model, bundle.config().vocab_size).map(Some).map_err(|m| m.in_file(bundle.path()))
+    }
+
+    /// `model` is the content of tiktoken.model: a line a token, its bytes in base64 and its id.
+    pub fn new(spec: &TokenizerSpec, model: &[u8], vocab_size: usize) -> Result<Self, Mismatch> {
+        const KEY: &str = "tokenizer";
+        if spec.kind != KIND {
+            return Err(Mismatch::metadata(KEY, format_args!("kind {KIND}"), &spec.kind));
+        }
+        let mut tokens = vocabulary(model, vocab_size)?;
+        let single: HashSet<u8> = tokens.iter().flatten().filter(|t| t.len() == 1).map(|t| t[0]).collect();
+        if let Some(byte) = (0..=u8::MAX).find(|byte| !single.contains(byte)) {
+            return Err(Mismatch::tensor(VOCABULARY, format_args!("a token for byte {byte:#04x}"), "none"));
+        }
+        let ranks = tokens.iter().enumerate().filter_map(|(id, t)| Some((t.clone()?, id as u32))).collect();
+        for (name, &id) in &spec.special_tokens {
+            let free = tokens.get_mut(id as usize).filter(|t| t.is_none());
+            let Some(token) = free.filter(|_| !name.is_empty()) else {
+                let expected = format!("special tokens with ids below {vocab_size} of their own");
+                return Err(Mismatch::metadata(KEY, expected, format_args!("`{name}` {id}")));
+            };
+            *token = Some(name.clone().into_bytes());
+        }
+        let specials = spec.special_tokens.clone();
+        let bpe = CoreBPE::new(ranks, specials.clone().into_iter().collect(), &spec.pattern)
+            .map_err(|e| Mismatch::metadata(KEY, "a pattern that compiles", e))?;
+        let reserved = |(id, token): (usize, Option<Vec<u8>>)| {
+            token.unwrap_or_else(|| format!("<|reserved_token_{id}|>").into_bytes())
+        };
+        Ok(Self { bpe, tokens: tokens.into_iter().enumerate().map(reserved).collect(), specials })
+    }
+
+    /// The tokens of `text`; a special token's name in it is ordinary text.
+    pub fn encode(&self, text: &str) -> Result<Vec<i32>, TextError> {
+        let ids = pieces(text).into_iter().flat_map(|piece| self.bpe.encode_ordinary(piece));
+        self.covering(text, ids.map(|id| id as i32).collect())
+    }
+
+    /// `ids`, if they spell `text`: a pattern that matches only parts of it would drop the rest.
+    fn covering(&self, text: &str, ids: Vec<i32>) -> Result<Vec<i32>, TextError> {
+        let mut rest = text.as_bytes();
+        for &id in &ids {
+            match rest.strip_prefix(self.bytes(id)?) {
+                Some(after) => rest = after,
+                None => break,
+            }
+        }
+        if rest.is_empty() {
+            return Ok(ids);
+        }
+        let at = text.len() - rest.len();
+        Err(TextError::Encode(format!("the tokenizer's pattern leaves out what stands at byte {at} of {}", text.len())))
+    }
+
+    /// The tokens of `text` with the names of special tokens taken as such: for templates, never for a user's words.
+    pub fn encode_with_specials(&self, text: &str) -> Result<Vec<i32>, TextError> {
+        if self.specials.is_empty() {
+            return self.encode(text);
+        }
+        let names: HashSet<&str> = self.specials.keys().map(String::as_str).collect();
+        let mut ids = Vec::new();
+        for piece in pieces(text) {
+            let (tokens, _) = self.bpe.encode(piece, &names).map_err(|e| TextError::Encode(e.to_string()))?;
+            ids.extend(tokens.into_iter().map(|id| id as i32));
+        }
+        self.covering(text, ids)
+    }
+
+    /// The bytes of one token; a character may be spread over several.
+    pub fn bytes(&self, id: i32) -> Result<&[u8], TextError> {
+        let token = usize::try_from(id).ok().and_then(|id| self.tokens.get(id));
+        token.map(Vec::as_slice).ok_or(TextError::UnknownToken { id, vocabulary: self.tokens.len() })
+    }
+
+    /// The text of `ids`, with the replacement character for bytes that form no character.
+    pub fn decode(&self, ids: &[i32]) -> Result<String, TextError> {
+        let mut bytes = Vec::new();
+        for &id in ids {
+            bytes.extend_from_slice(self.bytes(id)?);
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Names and ids of the special tokens.
+    pub fn specials(&self) -> &BTreeMap<String, u32> {
+        &self.specials
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.tokens.len()
+    }
+}
+
+const VOCABULARY: &str = "tokenizer.tiktoken";
+
+/// The bytes of every id that `model` names; `None` for the others below `vocab_size`.
+fn vocabulary(model: &[u8], vocab_size: usize) -> Result<Vec<Option<Vec<u8>>>, Mismatch> {
+    let mut tokens = vec![None; vocab_size];
+    let mut seen = HashSet::new();
+    for (number, line) in model.split(|&b| b == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
+        let bad = |expected: String| {
+            let found = format!("`{}` in line {}", String::from_utf8_lossy(line), number + 1);
+            Mismatch::tensor(VOCABULARY, expected, found)
+        };
+        let mut words = line.trim_ascii_end().split(|&b| b == b' ');
+        let (Some(token), Some(id), None) = (words.next(), words.next(), words.next()) else {
+            return Err(bad("base64, a space and an id".into()));
+        };
+        let token = BASE64_STANDARD.decode(token).ok().filter(|t| !t.is_empty());
+        let token = token.ok_or_else(|| bad("base64, a space and an id".into()))?;
+        let id = std::str::from_utf8(id).ok().and_then(|id| id.parse::<usize>().ok());
+        let slot = id.and_then(|id| tokens.get_mut(id)).filter(|slot| slot.is_none());
+        let slot = slot.ok_or_else(|| bad(format!("an id below {vocab_size}, given once")))?;
+        if !seen.insert(token.clone()) {
+            return Err(bad("every token once".into()));
+        }
+        *slot = Some(token);
+    }
+    Ok(tokens)
+}

@@ -1,0 +1,150 @@
+//! The block drafter's configuration (DFlash), in the published field names.
+
+use serde::{Deserialize, Serialize};
+
+use super::config::{must, positive};
+use super::json::{self, read_fields};
+use super::{Mismatch, ModelConfig, RopeScaling};
+
+const KEY: &str = "drafter_config";
+const ARCHITECTURE: &str = "DFlashDraftModel";
+/// Drafted positions that the tree kernel can hold.
+pub const MAX_DEPTH: usize = 31;
+/// Head widths of the block attention kernel.
+const HEAD_DIMS: [usize; 2] = [64, 128];
+
+/// Embedding and head are the target's.
+#[derive(Clone, Debug, Serialize)]
+pub struct DrafterConfig {
+    pub architectures: Vec<String>,
+    /// Rows of a block: the bonus token and `block_size - 1` masks.
+    pub block_size: usize,
+    pub num_target_layers: usize,
+    pub dflash_config: DFlash,
+    pub hidden_size: usize,
+    pub intermediate_size: usize,
+    pub num_hidden_layers: usize,
+    pub num_attention_heads: usize,
+    pub num_key_value_heads: usize,
+    pub head_dim: usize,
+    pub hidden_act: String,
+    #[serde(serialize_with = "json::short")]
+    pub rms_norm_eps: f32,
+    pub rope_theta: f64,
+    pub rope_scaling: Option<RopeScaling>,
+    pub max_position_embeddings: usize,
+    pub layer_types: Vec<String>,
+    pub attention_bias: bool,
+    pub vocab_size: usize,
+}
+
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct DFlash {
+    /// Layers of the target whose outputs feed the drafter.
+    pub target_layer_ids: Vec<usize>,
+    pub mask_token_id: i32,
+}
+
+impl DrafterConfig {
+    /// Parses the metadata entry `drafter_config` and checks it against the target's configuration.
+    pub fn parse(text: &str, target: &ModelConfig) -> Result<Self, Mismatch> {
+        let value: serde_json::Value = json::parse(KEY, text)?;
+        let config = read_fields!(
+            KEY,
+            &value,
+            architectures,
+            block_size,
+            num_target_layers,
+            dflash_config,
+            hidden_size,
+            intermediate_size,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim,
+            hidden_act,
+            rms_norm_eps,
+            rope_theta,
+            rope_scaling,
+            max_position_embeddings,
+            layer_types,
+            attention_bias,
+            vocab_size
+        );
+        config.check(target)?;
+        Ok(config)
+    }
+
+    fn check(&self, target: &ModelConfig) -> Result<(), Mismatch> {
+        let known = self.architectures.iter().any(|a| a == ARCHITECTURE);
+        must(KEY, "architectures", known, ARCHITECTURE, format_args!("{:?}", self.architectures))?;
+        for (field, found, targets) in [
+            ("hidden_size", self.hidden_size, target.hidden_size),
+            ("vocab_size", self.vocab_size, target.vocab_size),
+            ("num_target_layers", self.num_target_layers, target.num_hidden_layers),
+        ] {
+            must(KEY, field, found == targets, format_args!("{targets}, the target's"), found)?;
+        }
+        let depth = self.depth();
+        must(
+            KEY,
+            "block_size",
+            (1..=MAX_DEPTH).contains(&depth),
+            format_args!("2 to {}", MAX_DEPTH + 1),
+            self.block_size,
+        )?;
+        for (field, size) in [
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("max_position_embeddings", self.max_position_embeddings),
+        ] {
+            let range = format_args!("1 to {}", i32::MAX);
+            must(KEY, field, size >= 1 && i32::try_from(size).is_ok(), range, size)?;
+        }
+        let (heads, shared) = (self.num_attention_heads, self.num_key_value_heads);
+        let range = format_args!("a divisor of {heads} heads");
+        must(KEY, "num_key_value_heads", heads.is_multiple_of(shared), range, shared)?;
+        must(KEY, "head_dim", HEAD_DIMS.contains(&self.head_dim), format_args!("one of {HEAD_DIMS:?}"), self.head_dim)?;
+        must(KEY, "hidden_act", self.hidden_act == "silu", "silu, the only value that is supported", &self.hidden_act)?;
+        must(KEY, "attention_bias", !self.attention_bias, "false, the only value that is supported", true)?;
+        must(KEY, "rms_norm_eps", positive(self.rms_norm_eps.into()), "a positive number", self.rms_norm_eps)?;
+        must(
+            KEY,
+            "rope_theta",
+            self.rope_theta.is_finite() && self.rope_theta > 1.0,
+            "a number above 1",
+            self.rope_theta,
+        )?;
+        self.check_layers(target)?;
+        self.rope_scaling.as_ref().map_or(Ok(()), |r| r.check(KEY))
+    }
+
+    fn check_layers(&self, target: &ModelConfig) -> Result<(), Mismatch> {
+        let found = self.layer_types.len();
+        must(
+            KEY,
+            "layer_types",
+            found == self.num_hidden_layers,
+            format_args!("{} types", self.num_hidden_layers),
+            found,
+        )?;
+        if let Some(other) = self.layer_types.iter().find(|t| *t != "full_attention") {
+            must(KEY, "layer_types", false, "full_attention, the only value that is supported", other)?;
+        }
+        let taps = &self.dflash_config.target_layer_ids;
+        let ascending = taps.windows(2).all(|w| w[0] < w[1]);
+        let inside = taps.last().is_some_and(|&last| last < target.num_hidden_layers);
+        let range = format_args!("ascending layers below {}", target.num_hidden_layers);
+        must(KEY, "dflash_config.target_layer_ids", ascending && inside, range, format_args!("{taps:?}"))?;
+        let mask = self.dflash_config.mask_token_id;
+        let inside = usize::try_from(mask).is_ok_and(|id| id < self.vocab_size);
+        must(KEY, "dflash_config.mask_token_id", inside, format_args!("an id below {}", self.vocab_size), mask)
+    }
+
+    /// Drafted positions of a round.
+    pub fn depth(&self) -> usize {
+        self.block_size.saturating_sub(1)
+    }
+}
