@@ -1,0 +1,107 @@
+//! The feed-forward half of a layer: SwiGLU, dense or as a mixture of experts with one shared expert.
+//!
+//! ```text
+//! a   = rms(x; post_attention_layernorm)
+//! F(a) = down( silu(gate a) * (up a) )
+//! dense:  x += F(a)
+//! experts: p = sigmoid(W_gate bf16(a)); T = top-k of p + bias; g = p / sum_T p * scaling
+//!          x += sum_{e in T} g_e F_e(a) + F_shared(a)
+//! ```
+
+use cuda_std::{Global, GlobalMut};
+
+use super::Model;
+use super::layer::{Experts, Ffn, Layer, Mlp};
+use crate::device::{Device, Result};
+use crate::kernels::{self, Acts};
+use crate::linear::{Grouped, Product, grouped_linear, linear};
+
+impl Model {
+    pub(super) fn ffn(&self, device: &Device, state: GlobalMut<u32>, rows: usize, layer: &Layer) -> Result<()> {
+        let (s, c) = (&self.scratch, &self.config);
+        s.a.norm(device, s.x.view(), &layer.post_attention_layernorm, rows, c.hidden_size, c.rms_norm_eps)?;
+        match &layer.ffn {
+            Ffn::Dense(mlp) => {
+                let down = self.gate_up(device, mlp, rows)?;
+                linear(
+                    device,
+                    &Product { accumulate: true, ..Product::plain(&mlp.down_proj, down, rows, s.x.view_mut()) },
+                )
+            }
+            Ffn::Experts(experts) => self.experts(device, state, rows, experts),
+        }
+    }
+
+    /// `silu(gate a) * (up a)` of the scratch activations `a`.
+    fn gate_up(&self, device: &Device, mlp: &Mlp, rows: usize) -> Result<Acts> {
+        let s = &self.scratch;
+        linear(device, &Product::plain(&mlp.gate_proj, s.a.acts(), rows, s.gate.view_mut()))?;
+        linear(device, &Product::plain(&mlp.up_proj, s.a.acts(), rows, s.up.view_mut()))?;
+        s.act.swiglu(device, &s.gate, &s.up, rows, mlp.gate_proj.n())?;
+        Ok(s.act.acts())
+    }
+
+    fn experts(&self, device: &Device, state: GlobalMut<u32>, rows: usize, w: &Experts) -> Result<()> {
+        let (s, c) = (&self.scratch, &self.config);
+        let (experts, top_k) = (c.n_routed_experts, c.num_experts_per_tok);
+        let pairs = rows * top_k;
+        // The router's input is rounded in every bundle, whatever the format of its weight.
+        kernels::widen_bf16(device, s.a.bf16.view(), s.rounded.view_mut(), rows * c.hidden_size)?;
+        let input = Acts { f32: s.rounded.view(), bf16: s.a.bf16.view() };
+        linear(device, &Product::plain(&w.gate, input, rows, s.router.view_mut()))?;
+        kernels::route(
+            device,
+            kernels::Route {
+                logits: s.router.view(),
+                bias: w.e_score_correction_bias.view(),
+                ids: s.expert_ids.view_mut(),
+                weights: s.expert_weights.view_mut(),
+                state,
+                rows,
+                experts,
+                top_k,
+                scaling: c.routed_scaling_factor,
+                norm: c.norm_topk_prob,
+            },
+        )?;
+        kernels::expert_sort(
+            device,
+            kernels::ExpertSort {
+                ids: s.expert_ids.view(),
+                order: s.order.view_mut(),
+                tiles: s.tiles.view_mut(),
+                pairs,
+                experts,
+            },
+        )?;
+        let grouped = |weights, x, x_rows_per_token, y: &crate::device::Buffer<f32>| {
+            let (order, tiles) = (s.order.view(), s.tiles.view());
+            grouped_linear(device, &Grouped { weights, x, x_rows_per_token, order, tiles, pairs, y: y.view_mut() })
+        };
+        grouped(&w.gate_proj, s.a.acts(), top_k, &s.gate)?;
+        grouped(&w.up_proj, s.a.acts(), top_k, &s.up)?;
+        s.act.swiglu(device, &s.gate, &s.up, pairs, c.moe_intermediate_size)?;
+        grouped(&w.down_proj, s.act.acts(), 1, &s.routed)?;
+
+        let shared = match &w.shared_experts {
+            None => Global::EMPTY,
+            Some(mlp) => {
+                let down = self.gate_up(device, mlp, rows)?;
+                linear(device, &Product::plain(&mlp.down_proj, down, rows, s.shared.view_mut()))?;
+                s.shared.view()
+            }
+        };
+        kernels::combine(
+            device,
+            kernels::Combine {
+                y: s.routed.view(),
+                weights: s.expert_weights.view(),
+                shared,
+                x: s.x.view_mut(),
+                rows,
+                top_k,
+                width: c.hidden_size,
+            },
+        )
+    }
+}

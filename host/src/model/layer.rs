@@ -1,0 +1,77 @@
+//! The weights of a layer.
+
+use super::Model;
+use crate::device::Buffer;
+use crate::linear::{ExpertWeights, Weight, explain, explain_grouped};
+
+/// One decoder layer.
+pub(super) struct Layer {
+    pub input_layernorm: Buffer<f32>,
+    pub attention: Attention,
+    pub post_attention_layernorm: Buffer<f32>,
+    pub ffn: Ffn,
+}
+
+/// `self_attn.*`; `kv_b_proj` is kept as its two halves.
+pub(super) struct Attention {
+    pub q_a_proj: Weight,
+    pub q_a_layernorm: Buffer<f32>,
+    pub q_b_proj: Weight,
+    pub kv_a_proj: Weight,
+    pub kv_a_layernorm: Buffer<f32>,
+    /// W_UK(h)^T, `[heads, latent, nope]`.
+    pub key_up: Weight,
+    /// Whether the input of `key_up` is rounded to bf16 although its weight is kept as f32.
+    pub key_up_rounds: bool,
+    /// W_UV(h), `[heads, value, latent]`.
+    pub value_up: Weight,
+    pub o_proj: Weight,
+}
+
+pub(super) enum Ffn {
+    Dense(Box<Mlp>),
+    Experts(Box<Experts>),
+}
+
+/// `gate_proj`, `up_proj` and `down_proj` of a dense layer or of the shared experts.
+pub(super) struct Mlp {
+    pub gate_proj: Weight,
+    pub up_proj: Weight,
+    pub down_proj: Weight,
+}
+
+/// `mlp.*` of a layer with experts.
+pub(super) struct Experts {
+    pub gate: Weight,
+    pub e_score_correction_bias: Buffer<f32>,
+    pub gate_proj: ExpertWeights,
+    pub up_proj: ExpertWeights,
+    pub down_proj: ExpertWeights,
+    pub shared_experts: Option<Mlp>,
+}
+
+impl Model {
+    /// Which kernel, tile and split each product of a pass over `rows` rows takes, one line each.
+    pub fn explain(&self, rows: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        let dense = |w: &Weight| format!("{}: {}", w.name(), explain(w, rows));
+        let mlp = |m: &Mlp| [&m.gate_proj, &m.up_proj, &m.down_proj].map(dense);
+        for layer in &self.layers {
+            let a = &layer.attention;
+            lines.extend([&a.kv_a_proj, &a.q_a_proj, &a.q_b_proj, &a.key_up, &a.value_up, &a.o_proj].map(dense));
+            match &layer.ffn {
+                Ffn::Dense(m) => lines.extend(mlp(m)),
+                Ffn::Experts(e) => {
+                    lines.push(dense(&e.gate));
+                    let pairs = rows * self.config.num_experts_per_tok;
+                    for w in [&e.gate_proj, &e.up_proj, &e.down_proj] {
+                        lines.extend(explain_grouped(w, pairs).iter().map(|plan| format!("{}: {plan}", w.name())));
+                    }
+                    lines.extend(e.shared_experts.iter().flat_map(mlp));
+                }
+            }
+        }
+        lines.push(dense(&self.lm_head));
+        lines
+    }
+}

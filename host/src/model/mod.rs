@@ -1,0 +1,222 @@
+//! The target model: K2.6's forward pass over a few rows, through [`crate::linear`] and the launchers.
+//!
+//! Lives here: which operation follows which, and the buffers between them. Does not live here: how a product is
+//! computed (`linear`), how rows become a round (`engine`). Start with [`Model::forward`], then `layer.rs`.
+//!
+//! Formulas and tensor names are those of the DeepSeek-V3 layout that K2.6 has; values are rounded where
+//! `docs/ARCHITECTURE.md` says.
+
+mod attention;
+mod ffn;
+mod layer;
+mod load;
+pub mod rope;
+mod scratch;
+
+use cuda_std::{Global, GlobalMut, bf16};
+
+use crate::device::{Buffer, Device, Result};
+use crate::kernels::{self, Acts};
+use crate::linear::{Product, Weight, linear};
+use crate::weights::ModelConfig;
+use layer::Layer;
+pub use load::ModelError;
+pub(crate) use load::{load_weight, norm_weight};
+pub use scratch::Scratch;
+
+/// Rows that one forward pass takes at most: a prefill chunk, or a tree of 64 nodes and its root.
+pub const MAX_ROWS: usize = 65;
+
+/// Rows of a prefill chunk.
+pub const CHUNK: usize = 64;
+
+/// The rows of one forward pass: a tree, or a chain (a prefill chunk). All of it lies on the device.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    /// Token ids, `[rows]`.
+    pub ids: Global<i32>,
+    /// Depth below the root, `[rows]`: position is committed length + depth.
+    pub depths: Global<u32>,
+    /// Bit `i` of row `r`: row `r` sees row `i`. `[rows, words]`.
+    pub ancestors: Global<u32>,
+    pub rows: usize,
+}
+
+/// Hidden states that a drafter wants: after each layer of `layers`, side by side.
+pub struct Taps {
+    pub layers: Vec<usize>,
+    /// `[MAX_ROWS, layers.len() * hidden]`.
+    pub out: Buffer<f32>,
+}
+
+/// The embedding table, in its stored format.
+pub(crate) enum Embedding {
+    F32(Buffer<f32>),
+    Bf16(Buffer<bf16>),
+}
+
+impl Embedding {
+    pub fn table(&self) -> kernels::Table {
+        match self {
+            Self::F32(t) => kernels::Table::F32(t.view()),
+            Self::Bf16(t) => kernels::Table::Bf16(t.view()),
+        }
+    }
+}
+
+/// cos and sin tables on the device, `[positions, dim / 2]`.
+pub struct Rope {
+    pub cos: Buffer<f32>,
+    pub sin: Buffer<f32>,
+}
+
+impl Rope {
+    pub fn new(device: &Device, table: &rope::RopeTable) -> Result<Self> {
+        Ok(Self { cos: device.upload(&table.cos)?, sin: device.upload(&table.sin)? })
+    }
+
+    pub fn tables(&self) -> kernels::Rope {
+        kernels::Rope { cos: self.cos.view(), sin: self.sin.view() }
+    }
+}
+
+/// The loaded model with its cache.
+pub struct Model {
+    pub config: ModelConfig,
+    pub(crate) embedding: Embedding,
+    layers: Vec<Layer>,
+    norm: Buffer<f32>,
+    pub(crate) lm_head: Weight,
+    rope: Rope,
+    softmax_scale: f32,
+    lora_norm_eps: f32,
+    /// Latent and rotated key of each token: `[layers, slots, kv_lora + rope]`.
+    pub(crate) cache: Buffer<bf16>,
+    /// Cache slots of a layer: the context and room for one round's rows behind it.
+    pub(crate) slots: usize,
+    pub(crate) scratch: Scratch,
+}
+
+impl Model {
+    /// Values of a cache row.
+    pub fn cache_width(&self) -> usize {
+        self.config.kv_lora_rank + self.config.qk_rope_head_dim
+    }
+
+    /// Runs all layers over `rows`, appends their cache rows behind the committed length, and leaves the logits of rows
+    /// `first_logit..rows` in `logits` (`[rows - first_logit, vocabulary]`).
+    ///
+    /// `state` holds the committed length and takes a router's error (`gpu::args::state`). Only queues launches.
+    pub fn forward(
+        &self,
+        device: &Device,
+        state: GlobalMut<u32>,
+        rows: Rows,
+        taps: Option<&Taps>,
+        first_logit: usize,
+        logits: GlobalMut<f32>,
+    ) -> Result<()> {
+        let (s, c) = (&self.scratch, &self.config);
+        let hidden = c.hidden_size;
+        kernels::embed(
+            device,
+            kernels::Embed {
+                ids: rows.ids,
+                table: self.embedding.table(),
+                state: Global::EMPTY,
+                x: s.x.view_mut(),
+                rows: rows.rows,
+                width: hidden,
+                vocab: c.vocab_size,
+            },
+        )?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            self.attention(device, state.as_ref(), rows, index, layer)?;
+            self.ffn(device, state, rows.rows, layer)?;
+            if let Some(taps) = taps {
+                for slot in (0..taps.layers.len()).filter(|&slot| taps.layers[slot] == index) {
+                    let tap = kernels::Tap {
+                        src: s.x.view(),
+                        dst: taps.out.view_mut(),
+                        rows: rows.rows,
+                        width: hidden,
+                        stride: taps.layers.len() * hidden,
+                        offset: slot * hidden,
+                    };
+                    kernels::tap(device, tap)?;
+                }
+            }
+        }
+        let wanted = rows.rows - first_logit;
+        if wanted == 0 {
+            return Ok(());
+        }
+        let x = s.x.view().part(first_logit * hidden, wanted * hidden);
+        s.a.norm(device, x, &self.norm, wanted, hidden, c.rms_norm_eps)?;
+        linear(device, &Product::plain(&self.lm_head, s.a.acts(), wanted, logits))
+    }
+
+    /// Moves the cache rows of the accepted path behind the committed length, in all layers.
+    pub fn commit(&self, device: &Device, state: Global<u32>) -> Result<()> {
+        kernels::commit(
+            device,
+            kernels::Commit {
+                cache: self.cache.view_mut(),
+                state,
+                layers: self.config.num_hidden_layers,
+                slots: self.slots,
+                width: self.cache_width(),
+            },
+        )
+    }
+}
+
+/// Activations in both roundings, owned.
+pub struct ActsBuffer {
+    pub f32: Buffer<f32>,
+    pub bf16: Buffer<bf16>,
+}
+
+impl ActsBuffer {
+    pub fn new(device: &Device, len: usize) -> Result<Self> {
+        Ok(Self { f32: device.alloc(len)?, bf16: device.alloc(len)? })
+    }
+
+    /// Queues rounding the first `n` values of the f32 half into the bf16 half.
+    pub fn round(&self, device: &Device, n: usize) -> Result<()> {
+        kernels::round_bf16(device, kernels::RoundBf16 { x: self.f32.view(), out: self.bf16.view_mut(), n })
+    }
+
+    /// Queues the RMSNorm of `rows` rows of `width` into both halves.
+    pub fn norm(
+        &self,
+        device: &Device,
+        x: Global<f32>,
+        weight: &Buffer<f32>,
+        rows: usize,
+        width: usize,
+        eps: f32,
+    ) -> Result<()> {
+        let (out_f32, out_bf16) = (self.f32.view_mut(), self.bf16.view_mut());
+        let weight = weight.view();
+        kernels::rms_norm(device, kernels::RmsNorm { x, weight, out_f32, out_bf16, rows, width, stride: width, eps })
+    }
+
+    /// Queues `silu(gate) * up` of `rows` rows of `width` into both halves.
+    pub fn swiglu(
+        &self,
+        device: &Device,
+        gate: &Buffer<f32>,
+        up: &Buffer<f32>,
+        rows: usize,
+        width: usize,
+    ) -> Result<()> {
+        let (out_f32, out_bf16) = (self.f32.view_mut(), self.bf16.view_mut());
+        let (gate, up) = (gate.view(), up.view());
+        kernels::swiglu(device, kernels::Swiglu { gate, up, out_f32, out_bf16, rows, width, stride: width })
+    }
+
+    pub fn acts(&self) -> Acts {
+        Acts { f32: self.f32.view(), bf16: self.bf16.view() }
+    }
+}
