@@ -1,0 +1,171 @@
+//! What may be said on the command line. What it means is decided in `commands/`.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
+
+use crate::device::Choice;
+
+/// Trees have at most this many nodes.
+pub const MAX_BUDGET: i64 = 64;
+const PTX: [&str; 3] = ["sm_80", "sm_90", "sm_120"];
+
+fn budget() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=MAX_BUDGET)
+}
+
+/// Kimi K2.6 decoding with DDTree speculation.
+#[derive(Parser)]
+#[command(name = "kdtree", version, max_term_width = 100)]
+#[command(after_help = "Results go to stdout, progress and log to stderr.\n\
+    Exit codes: 0 fine, 1 output failed, 2 usage, 3 bad file, 4 device or driver, 5 out of memory,\n\
+    6 non-finite values, 7 verification failed, 130 interrupted.")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Continue a prompt
+    Decode(Decode),
+    /// Show what a bundle holds
+    Inspect(Inspect),
+    /// Check a bundle completely, its content against its hashes included
+    Verify(Verify),
+    /// Turn text into token ids, or ids into text
+    Tokenize(Tokenize),
+    /// Say what this machine can run, what is missing, and whether every kernel works
+    Doctor(Doctor),
+    /// Print a completion script
+    Completions(Completions),
+}
+
+#[derive(Args)]
+#[command(group = ArgGroup::new("input").required(true).args(["golden", "prompt", "prompt_file", "prompt_ids"]))]
+#[command(after_help = "Examples:\n  \
+    kdtree decode bundles/k26-small-int4.kdtr --prompt 'fn main() {' --max-new 64\n  \
+    kdtree decode bundles/k26-tiny-int4.kdtr --golden 0 --draft recorded --budget 16 --json\n  \
+    kdtree decode bundles/k26-small-int4.kdtr --prompt-file - --draft none < src/lib.rs")]
+pub struct Decode {
+    /// A .kdtr file
+    pub bundle: PathBuf,
+
+    /// Prompt of golden N of the bundle; its tokens must come out
+    #[arg(long, value_name = "N", help_heading = "Input (one of)")]
+    pub golden: Option<usize>,
+    /// Prompt text; names of special tokens in it are ordinary text
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Input (one of)")]
+    pub prompt: Option<String>,
+    /// Prompt text from a file; `-` is stdin
+    #[arg(long, value_name = "FILE", help_heading = "Input (one of)")]
+    pub prompt_file: Option<PathBuf>,
+    /// Prompt as token ids: `1,2,3`
+    #[arg(long, value_name = "IDS", value_delimiter = ',', num_args = 1, help_heading = "Input (one of)")]
+    pub prompt_ids: Option<Vec<i32>>,
+    /// Take special tokens of the prompt text as such
+    #[arg(long, conflicts_with_all = ["golden", "prompt_ids"], help_heading = "Input (one of)")]
+    pub special: bool,
+
+    /// Drafts: the golden's recorded ones, the bundle's drafter, or none [default: dflash where there is a drafter]
+    #[arg(long, value_enum, help_heading = "Speculation")]
+    pub draft: Option<DraftArg>,
+    /// Nodes of a tree [default: 16]
+    #[arg(long, value_name = "N", value_parser = budget(), help_heading = "Speculation")]
+    pub budget: Option<u32>,
+
+    /// Most tokens to produce [default: all of a golden's, else 256 or what the context has room for]
+    #[arg(long, value_name = "N", help_heading = "Generation")]
+    pub max_new: Option<usize>,
+    /// End at this text; may be repeated
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Generation")]
+    pub stop: Vec<String>,
+    /// End at this token id, too; may be repeated
+    #[arg(long, value_name = "ID", help_heading = "Generation")]
+    pub stop_id: Vec<i32>,
+    /// Go on after the bundle's stop tokens
+    #[arg(long, help_heading = "Generation")]
+    pub ignore_stop: bool,
+
+    /// auto, cpu or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto", help_heading = "Device")]
+    pub device: Choice,
+    /// Force the kernels of one target
+    #[arg(long, value_name = "TARGET", value_parser = PTX, help_heading = "Device")]
+    pub ptx: Option<String>,
+    /// Tokens that prompt and output may have together [default: what this run needs]
+    #[arg(long, value_name = "N", help_heading = "Device")]
+    pub context: Option<usize>,
+    /// Check every access of the kernels (slow; with --device cpu)
+    #[arg(long, help_heading = "Device")]
+    pub checked: bool,
+
+    /// Print one JSON document instead of the text
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+    /// Print which kernel, tile and split every product takes
+    #[arg(long, help_heading = "Output")]
+    pub explain: bool,
+    /// Show every round: nodes, accepted tokens, time
+    #[arg(long, help_heading = "Output")]
+    pub trace_tree: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DraftArg {
+    None,
+    Recorded,
+    Dflash,
+}
+
+#[derive(Args)]
+pub struct Inspect {
+    /// A .kdtr file
+    pub bundle: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Verify {
+    /// A .kdtr file
+    pub bundle: PathBuf,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Tokenize {
+    /// A .kdtr file with a tokenizer
+    pub bundle: PathBuf,
+    /// The text; `-` is stdin
+    #[arg(required_unless_present = "ids", allow_hyphen_values = true)]
+    pub text: Option<String>,
+    /// Turn these ids into text instead: `1,2,3`
+    #[arg(long, value_name = "IDS", value_delimiter = ',', num_args = 1, conflicts_with = "text")]
+    pub ids: Option<Vec<i32>>,
+    /// Take special tokens of the text as such
+    #[arg(long, conflicts_with = "ids")]
+    pub special: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Doctor {
+    /// Where to try the kernels: auto, cpu or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: Choice,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Completions {
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}

@@ -1,0 +1,163 @@
+//! From what was typed to what is done. A flag that cannot be honoured is an error here, before anything is loaded.
+
+use crate::cli::args::{Decode, DraftArg};
+use crate::cli::commands::read_text;
+use crate::cli::failure::{Failure, Result};
+use crate::device::Choice;
+use crate::engine::Draft;
+use crate::text::Tokenizer;
+use crate::weights::{Bundle, Golden};
+
+const DEFAULT_BUDGET: u32 = 16;
+const DEFAULT_MAX_NEW: usize = 256;
+
+/// A definite request.
+pub struct Plan<'a> {
+    pub prompt: Vec<i32>,
+    /// The golden to compare with, and its number.
+    pub golden: Option<&'a Golden>,
+    pub golden_index: usize,
+    pub draft: Draft,
+    /// 0 without drafts.
+    pub budget: usize,
+    pub max_new: usize,
+    pub context: usize,
+    pub stop_ids: Vec<i32>,
+    pub stop_texts: Vec<String>,
+}
+
+/// Rules among the flags alone.
+pub fn check_flags(args: &Decode) -> Result<()> {
+    let draft = args.draft;
+    if args.checked && args.device != Choice::Cpu {
+        return usage("--checked is a mode of the CPU device: say --device cpu, too");
+    }
+    if args.ptx.is_some() && args.device == Choice::Cpu {
+        return usage("--ptx chooses a GPU's kernels; --device cpu has none");
+    }
+    if draft == Some(DraftArg::Recorded) && args.golden.is_none() {
+        return usage("--draft recorded replays a golden's drafts: say --golden N, too");
+    }
+    if draft == Some(DraftArg::None) && args.budget.is_some() {
+        return usage("--budget sizes a tree of drafts; --draft none has none");
+    }
+    if args.stop.iter().any(String::is_empty) {
+        return usage("--stop wants a text that is not empty");
+    }
+    Ok(())
+}
+
+fn usage<T>(text: impl Into<String>) -> Result<T> {
+    Err(Failure::usage(text))
+}
+
+impl<'a> Plan<'a> {
+    pub fn new(args: &Decode, bundle: &'a Bundle, tokenizer: Option<&Tokenizer>) -> Result<Self> {
+        let vocab = bundle.config().vocab_size;
+        let golden = args.golden.map(|i| golden(bundle, i)).transpose()?;
+        let prompt = prompt(args, golden, tokenizer, vocab)?;
+        let (draft, budget) = draft(args, bundle, golden)?;
+        let (max_new, context) = room(args, bundle, golden, prompt.len())?;
+        if !args.stop.is_empty() && tokenizer.is_none() {
+            return usage("--stop wants text, and the bundle holds no tokenizer: use --stop-id");
+        }
+        let mut stop_ids = args.stop_id.clone();
+        check_ids("--stop-id", &stop_ids, vocab)?;
+        if !args.ignore_stop {
+            stop_ids.extend_from_slice(&bundle.settings().stop_token_ids);
+        }
+        Ok(Self {
+            prompt,
+            golden,
+            golden_index: args.golden.unwrap_or_default(),
+            draft,
+            budget,
+            max_new,
+            context,
+            stop_ids,
+            stop_texts: args.stop.clone(),
+        })
+    }
+}
+
+fn golden(bundle: &Bundle, i: usize) -> Result<&Golden> {
+    let count = bundle.goldens().len();
+    bundle.goldens().get(i).ok_or_else(|| {
+        let file = bundle.path().display();
+        Failure::usage(match count {
+            0 => format!("--golden {i}: {file} holds no goldens"),
+            _ => format!("--golden {i}: {file} holds goldens 0 to {}", count - 1),
+        })
+    })
+}
+
+fn prompt(args: &Decode, golden: Option<&Golden>, tokenizer: Option<&Tokenizer>, vocab: usize) -> Result<Vec<i32>> {
+    let ids = if let Some(golden) = golden {
+        golden.prompt.clone()
+    } else if let Some(ids) = &args.prompt_ids {
+        check_ids("--prompt-ids", ids, vocab)?;
+        ids.clone()
+    } else {
+        let Some(tokenizer) = tokenizer else {
+            return usage("the bundle holds no tokenizer: use --prompt-ids or --golden");
+        };
+        let text = match (&args.prompt, &args.prompt_file) {
+            (Some(text), _) => text.clone(),
+            (None, Some(file)) => read_text(file)?,
+            (None, None) => String::new(),
+        };
+        if args.special { tokenizer.encode_with_specials(&text)? } else { tokenizer.encode(&text)? }
+    };
+    if ids.is_empty() { usage("the prompt is empty: there is no token to continue") } else { Ok(ids) }
+}
+
+fn check_ids(flag: &str, ids: &[i32], vocab: usize) -> Result<()> {
+    match ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= vocab)) {
+        None => Ok(()),
+        Some(id) => usage(format!("{flag}: token {id} is outside the vocabulary of {vocab}")),
+    }
+}
+
+/// Source of drafts and nodes of a tree.
+fn draft(args: &Decode, bundle: &Bundle, golden: Option<&Golden>) -> Result<(Draft, usize)> {
+    let draft = match args.draft {
+        None if bundle.drafter().is_some() => Draft::Dflash,
+        None | Some(DraftArg::None) => Draft::None,
+        Some(DraftArg::Dflash) if bundle.drafter().is_none() => {
+            return usage("--draft dflash: the bundle holds no drafter");
+        }
+        Some(DraftArg::Dflash) => Draft::Dflash,
+        Some(DraftArg::Recorded) if golden.is_none_or(|g| g.draft.is_none()) => {
+            return usage("--draft recorded: the golden holds no recorded drafts");
+        }
+        Some(DraftArg::Recorded) => Draft::Recorded,
+    };
+    match (draft, args.budget) {
+        (Draft::None, Some(_)) => usage("--budget sizes a tree of drafts; the bundle holds no drafter"),
+        (Draft::None, None) => Ok((draft, 0)),
+        (_, budget) => Ok((draft, budget.unwrap_or(DEFAULT_BUDGET) as usize)),
+    }
+}
+
+/// Tokens to produce, and the context for them.
+fn room(args: &Decode, bundle: &Bundle, golden: Option<&Golden>, prompt: usize) -> Result<(usize, usize)> {
+    let most = bundle.config().max_position_embeddings;
+    if let Some(context) = args.context.filter(|&c| c == 0 || c > most) {
+        return usage(format!("--context {context}: the model has 1 to {most}"));
+    }
+    let limit = args.context.unwrap_or(most);
+    if prompt > limit {
+        return usage(format!("the prompt has {prompt} tokens, the context holds {limit}"));
+    }
+    let wanted = golden.map_or(DEFAULT_MAX_NEW, |g| g.tokens.len());
+    if let (Some(golden), Some(asked)) = (golden, args.max_new)
+        && asked > golden.tokens.len()
+    {
+        return usage(format!("--max-new {asked}: the golden has {} tokens to compare with", golden.tokens.len()));
+    }
+    let max_new = args.max_new.unwrap_or_else(|| if golden.is_some() { wanted } else { wanted.min(limit - prompt) });
+    match prompt.checked_add(max_new) {
+        Some(needed) if needed <= limit => Ok((max_new, args.context.unwrap_or(needed))),
+        _ => usage(format!("{prompt} prompt tokens and {max_new} new ones pass the context of {limit}")),
+    }
+}

@@ -1,0 +1,228 @@
+//! What came out of a run: the summary, the document, and the comparison with a golden.
+
+use serde_json::{Value, json};
+
+use super::plan::Plan;
+use crate::cli::args::Decode;
+use crate::cli::commands::{formats, some};
+use crate::cli::failure::{Failure, Result};
+use crate::cli::output::{self, Bytes};
+use crate::device::Info;
+use crate::engine::{Draft, Outcome, Round, Stages, StopReason};
+use crate::text::Tokenizer;
+use crate::weights::{Bundle, shortest};
+
+pub struct Report<'a> {
+    pub args: &'a Decode,
+    pub bundle: &'a Bundle,
+    pub plan: &'a Plan<'a>,
+    pub tokenizer: Option<&'a Tokenizer>,
+    pub info: Info,
+    pub outcome: Outcome,
+    /// The text without stop token and stop string.
+    pub text: Option<String>,
+    /// Tokens up to and with the one that completed a stop string.
+    pub stopped_at: Option<usize>,
+}
+
+/// Where the output leaves the golden.
+struct Difference {
+    at: usize,
+    expected: i32,
+    found: i32,
+    /// The golden's gap there.
+    gap: f32,
+    /// Another order of sums may decide this step either way.
+    near_tie: bool,
+}
+
+impl Difference {
+    fn document(self) -> Value {
+        let Self { at, expected, found, gap, near_tie } = self;
+        json!({ "at": at, "expected": expected, "found": found, "gap": shortest(gap), "near_tie": near_tie })
+    }
+}
+
+impl Report<'_> {
+    /// The tokens that count.
+    fn ids(&self) -> &[i32] {
+        &self.outcome.ids[..self.stopped_at.unwrap_or(self.outcome.ids.len()).min(self.outcome.ids.len())]
+    }
+
+    fn stop(&self) -> Value {
+        match (self.outcome.stop, self.stopped_at) {
+            (_, Some(_)) => json!("text"),
+            (StopReason::Token(id), None) => json!({ "token": id }),
+            (StopReason::MaxNew, None) => json!("max_new"),
+            (StopReason::Stopped, None) => json!("interrupted"),
+        }
+    }
+
+    pub fn interrupted(&self) -> bool {
+        self.outcome.stop == StopReason::Stopped && self.stopped_at.is_none()
+    }
+
+    /// Drafted tokens accepted at each depth, counted in rounds.
+    fn accepted_by_depth(&self) -> Vec<usize> {
+        let deepest = self.outcome.rounds.iter().map(|r| r.accepted).max().unwrap_or(0);
+        (1..=deepest).map(|depth| self.outcome.rounds.iter().filter(|r| r.accepted >= depth).count()).collect()
+    }
+
+    /// Tokens that the rounds committed, over their number.
+    fn tokens_per_round(&self) -> Option<f64> {
+        let rounds = self.outcome.rounds.len();
+        let tokens: usize = self.outcome.rounds.iter().map(|r| r.accepted + 1).sum();
+        (rounds > 0).then(|| tokens as f64 / rounds as f64)
+    }
+
+    /// Time of the rounds by stage.
+    fn stages(&self) -> Stages {
+        self.outcome.rounds.iter().fold(Stages::default(), |sum, Round { stages_us: s, .. }| Stages {
+            draft: sum.draft + s.draft,
+            tree: sum.tree + s.tree,
+            verify: sum.verify + s.verify,
+            accept: sum.accept + s.accept,
+            commit: sum.commit + s.commit,
+        })
+    }
+
+    fn difference(&self) -> Option<Difference> {
+        let golden = self.plan.golden?;
+        let pairs = golden.tokens.iter().zip(self.ids());
+        let at = pairs.enumerate().find_map(|(at, (expected, found))| (expected != found).then_some(at))?;
+        let gap = golden.gap[at];
+        let near_tie = gap <= self.bundle.settings().tolerance(self.plan.golden_index);
+        Some(Difference { at, expected: golden.tokens[at], found: self.ids()[at], gap, near_tie })
+    }
+
+    /// Largest difference of a gap from the golden's, up to where the tokens part.
+    fn gap_error(&self) -> Option<f32> {
+        let golden = self.plan.golden?;
+        let equal = self.difference().map_or(self.ids().len(), |d| d.at);
+        let pairs = golden.gap.iter().zip(&self.outcome.gaps).take(equal);
+        Some(pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max))
+    }
+
+    /// An output that leaves its golden is a failure.
+    pub fn verdict(&self) -> Result<()> {
+        let Some(d) = self.difference() else { return Ok(()) };
+        let tie = if d.near_tie { ", which is a near-tie" } else { "" };
+        Err(Failure::Verification(format!(
+            "golden {}: token {}: expected {}, found {} (gap {:.4}{tie})",
+            self.plan.golden_index, d.at, d.expected, d.found, d.gap
+        )))
+    }
+
+    /// One line a round on stderr.
+    pub fn trace(&self) -> Result<()> {
+        let mut at = 1;
+        for (i, round) in self.outcome.rounds.iter().enumerate() {
+            let end = (at + round.accepted + 1).min(self.ids().len());
+            let ids = &self.ids()[at.min(end)..end];
+            let shown = match self.tokenizer {
+                Some(tokenizer) => format!("{:?}", tokenizer.decode(ids)?),
+                None => format!("{ids:?}"),
+            };
+            let time = total(&round.stages_us) / 1000.0;
+            output::note(format_args!(
+                "round {i}: {} nodes, {} accepted, {time:.1} ms: {shown}",
+                round.nodes, round.accepted
+            ));
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// The run in a few lines on stderr.
+    pub fn summary(&self) {
+        let (ids, rounds) = (self.ids().len(), self.outcome.rounds.len());
+        let (prefill, decode) = (self.outcome.prefill_us / 1e6, total(&self.stages()) / 1e6);
+        let rate = if decode > 0.0 {
+            format!(" ({:.1} tokens/s)", ids.saturating_sub(1) as f64 / decode)
+        } else {
+            String::new()
+        };
+        let prompt = self.plan.prompt.len();
+        output::note(format_args!(
+            "prefill: {prompt} tokens in {prefill:.3} s; decode: {ids} tokens in {decode:.3} s{rate}"
+        ));
+        if let Some(each) = self.tokens_per_round() {
+            let draft = match self.plan.draft {
+                Draft::None => "no drafts".into(),
+                Draft::Recorded => format!("recorded drafts, budget {}", self.plan.budget),
+                Draft::Dflash => format!("dflash, budget {}", self.plan.budget),
+            };
+            output::note(format_args!(
+                "{draft}: {rounds} rounds, {each:.2} tokens a round, accepted by depth {:?}",
+                self.accepted_by_depth()
+            ));
+            let s = self.stages();
+            let ms = |us: f64| us / 1000.0 / rounds as f64;
+            output::note(format_args!(
+                "ms a round: draft {:.2}, tree {:.2}, verify {:.2}, accept {:.2}, commit {:.2}",
+                ms(s.draft),
+                ms(s.tree),
+                ms(s.verify),
+                ms(s.accept),
+                ms(s.commit)
+            ));
+        }
+        let shares = formats(self.bundle, false);
+        let shares: Vec<String> =
+            shares.iter().map(|(name, s)| format!("{name} {} weights, {}", s.weights, Bytes(s.bytes as u64))).collect();
+        output::note(format_args!("formats: {}", shares.join("; ")));
+        if self.plan.golden.is_some() && self.difference().is_none() {
+            output::note(format_args!("golden {}: all {ids} tokens match", self.plan.golden_index));
+        }
+    }
+
+    /// The run as one document.
+    pub fn document(&self, explain: Option<Vec<String>>) -> Result<Value> {
+        let used = matches!(self.plan.draft, Draft::Dflash);
+        let mut document = json!({
+            "bundle": self.bundle.path().display().to_string(),
+            "name": self.bundle.settings().name,
+            "device": self.info.device,
+            "device_name": self.info.name,
+            "ptx": self.info.ptx,
+            "draft": self.plan.draft,
+            "budget": self.plan.budget,
+            "prompt_tokens": self.plan.prompt.len(),
+            "ids": self.ids(),
+            "tokens": self.ids().len(),
+            "stop": self.stop(),
+            "rounds": self.outcome.rounds.len(),
+            "tokens_per_round": self.tokens_per_round(),
+            "accepted_by_depth": self.accepted_by_depth(),
+            "prefill_us": self.outcome.prefill_us,
+            "decode_us": total(&self.stages()),
+            "stages_us": self.stages(),
+            "formats": formats(self.bundle, false),
+        });
+        let mut add = |key: &str, value: Value| {
+            if let (Some(fields), false) = (document.as_object_mut(), value.is_null()) {
+                fields.insert(key.into(), value);
+            }
+        };
+        add("text", some(self.text.as_ref()));
+        add("drafter_formats", some(used.then(|| formats(self.bundle, true))));
+        add("explain", some(explain));
+        if self.args.trace_tree {
+            let rounds = self.outcome.rounds.iter();
+            let rounds = rounds.map(|r| json!({ "nodes": r.nodes, "accepted": r.accepted, "stages_us": r.stages_us }));
+            add("trace", rounds.collect());
+        }
+        if self.plan.golden.is_some() {
+            let difference = self.difference();
+            add("golden", json!(self.plan.golden_index));
+            add("match", json!(difference.is_none()));
+            add("gap_error", some(self.gap_error().map(shortest)));
+            add("difference", some(difference.map(Difference::document)));
+        }
+        Ok(document)
+    }
+}
+
+fn total(s: &Stages) -> f64 {
+    s.draft + s.tree + s.verify + s.accept + s.commit
+}
