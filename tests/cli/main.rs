@@ -1,0 +1,24 @@
+//! The program as a user runs it: exit codes, what goes to stdout and stderr, and what every kind of damaged file says.
+//!
+//! The binary is found at run time, so that these tests also run from a folder made by `cargo xtask dist`.
+
+/// Damaged bundles: each is refused quickly, and the message says where.
+mod bad_bundles;
+#[path = "../support/bundle.rs"]
+mod bundle;
+/// Random damage: never a crash.
+mod damage;
+/// Output of `decode`: streams, stops, goldens.
+mod decode;
+/// Help texts, word for word.
+mod help;
+/// Weights whose products overflow.
+mod overflow;
+/// Starting the binary.
+mod program;
+/// `inspect`, `verify` and `doctor`.
+mod reports;
+/// The tokenizer that ships, and text from users.
+mod tokens;
+/// Flags that are wrong or cannot be honoured.
+mod usage;

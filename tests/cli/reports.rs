@@ -1,0 +1,97 @@
+use serde_json::json;
+
+use super::program::{bundle, run};
+
+const BUNDLES: [&str; 5] = ["k26-tiny-f32", "k26-tiny-bf16", "k26-tiny-int4", "k26-tiny-mixed", "k26-small-int4"];
+
+#[test]
+fn shipped_bundles_are_whole() {
+    for name in BUNDLES {
+        let file = bundle(name);
+        let text = run(["verify", file.to_str().unwrap()]).expect(0, &["structure as declared"]).stdout.clone();
+        assert!(text.contains(": ok, "), "{text}");
+        let document = run(["verify", file.to_str().unwrap(), "--json"]).expect(0, &[]).json();
+        assert_eq!(document["verdict"], "ok");
+    }
+}
+
+#[test]
+fn inspect_counts_weights_and_bytes_by_format() {
+    let inspect = |name: &str| run(["inspect", bundle(name).to_str().unwrap(), "--json"]).expect(0, &[]).json();
+    let small = inspect("k26-small-int4");
+    assert_eq!(small["formats"]["w4a16"], json!({ "weights": 288, "parameters": 9_437_184, "bytes": 5_308_416 }));
+    assert_eq!(small["config"]["rms_norm_eps"], 1e-5);
+    assert_eq!(small["settings"]["stop_token_ids"], json!([4081, 4082]));
+    assert_eq!(small["drafter"]["config"]["block_size"], 8);
+    assert_eq!(small["tokenizer"]["special_tokens"]["<|mask|>"], 4093);
+    assert_eq!(small["goldens"].as_array().map(Vec::len), Some(8));
+    assert_eq!(small["manifest"]["verdict"], "ok");
+    assert_eq!(small["manifest"]["hashes"], "checked");
+    // Each format has one bundle of its own, and all of them meet in the mixed one.
+    for (name, formats) in [
+        ("k26-tiny-f32", &["f32"][..]),
+        ("k26-tiny-bf16", &["bf16", "f32"]),
+        ("k26-tiny-int4", &["bf16", "f32", "w4a16"]),
+        ("k26-tiny-mixed", &["bf16", "f32", "w4a16"]),
+    ] {
+        let document = inspect(name);
+        let found: Vec<&String> = document["formats"].as_object().unwrap().keys().collect();
+        assert_eq!(found, formats, "{name}");
+        let sum: u64 =
+            document["formats"].as_object().unwrap().values().map(|f| f["parameters"].as_u64().unwrap()).sum();
+        assert_eq!(document["parameters"], sum);
+        assert_eq!((&document["drafter"], &document["tokenizer"]), (&json!(null), &json!(null)));
+    }
+}
+
+#[test]
+fn inspect_says_the_same_in_words() {
+    let text = run(["inspect", bundle("k26-small-int4").to_str().unwrap()]).expect(0, &[]).stdout.clone();
+    for words in [
+        "16.1 M parameters",
+        "DFlash, 1.67 M",
+        "tiktoken, 4096 tokens, 16 special",
+        "w4a16           32",
+        "ok: 370 weights",
+    ] {
+        assert!(text.contains(words), "`{words}` is not in\n{text}");
+    }
+}
+
+#[test]
+fn doctor_says_where_decoding_runs() {
+    let document = run(["doctor", "--json"]).json();
+    assert!(document["cuda"].is_object() && document["version"].is_string());
+    let checks = document["checks"].as_array().unwrap();
+    assert!(checks.iter().any(|c| c["check"] == "decode runs on"));
+    let text = run(["doctor"]).stdout;
+    assert!(text.contains("decode runs on: "), "{text}");
+}
+
+#[test]
+fn doctor_tries_every_kernel() {
+    let done = run(["doctor", "--device", "cpu", "--json"]);
+    let document = done.expect(0, &[]).json();
+    let kernels = document["kernels"].as_array().unwrap();
+    for report in kernels {
+        let numbers = report["error"].is_number() && report["us"].is_number();
+        assert!(report["kernel"].is_string() && report["ok"] == true && numbers, "{report}");
+    }
+    for name in ["rms_norm", "grouped_gemm_w4a16", "mla_attention_64", "mla_merge", "tree_build", "advance"] {
+        assert!(kernels.iter().any(|report| report["kernel"] == name), "{name} is not in {document}");
+    }
+    assert!(done.time.as_secs() < 5, "{:?}", done.time);
+    let text = run(["doctor", "--device", "cpu"]).expect(0, &[]).stdout.clone();
+    assert!(text.contains("decode runs on: cpu"), "{text}");
+    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("ok   ") && line.ends_with(" us")).collect();
+    assert_eq!(lines.len(), kernels.len(), "{text}");
+}
+
+/// Only where no GPU can be there: a machine with one may well have `cuda:0`.
+#[test]
+fn doctor_without_its_device_tries_none() {
+    let done = run(["doctor", "--device", "cuda:999", "--json"]);
+    let document = done.expect(4, &["error: "]).json();
+    assert_eq!(document["kernels"], json!([]));
+    run(["doctor", "--device", "gpu"]).expect(2, &["expected auto, cpu or cuda:N"]);
+}

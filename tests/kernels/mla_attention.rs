@@ -1,0 +1,328 @@
+//! Attention over the latent cache: contexts around tile borders, tree shapes, masks to the bit, NaN and padding.
+
+use cuda_std::bf16;
+use gpu::args::attention::{KEY, LATENT};
+use kdtree::device::Device;
+use kdtree::kernels::{MlaAttention, mla_attention, mla_splits, mla_workspace};
+use kdtree::reference::{self, bounds};
+
+use super::support::{Outcome, Random, Suite, check, close, equal};
+use super::tree::{Tree, state_words};
+
+/// A scale for random values in -1..1: scores of a few units.
+const SCALE: f32 = 0.15;
+
+pub fn cases(suite: &mut Suite) {
+    for committed in [0, 1, 63, 64, 65, 127, 128, 129, 300] {
+        for (rows, heads) in [(1, 1), (2, 4), (3, 2), (17, 1)] {
+            let name = format!("mla_attention::context_{committed}_rows_{rows}_heads_{heads}");
+            suite.both(name, move |d| random(d, committed, rows, heads, committed + rows));
+        }
+    }
+    for (committed, rows, heads) in
+        [(5, 16, 1), (40, 65, 1), (40, 65, 2), (33, 1, 8), (70, 1, 64), (20, 3, 64), (0, 96, 1), (300, 65, 4)]
+    {
+        let name = format!("mla_attention::context_{committed}_rows_{rows}_heads_{heads}");
+        suite.both(name, move |d| random(d, committed, rows, heads, committed + rows));
+    }
+    for committed in [4095, 4096, 4097] {
+        suite.both(format!("mla_attention::context_{committed}"), move |d| random(d, committed, 2, 1, 8192));
+    }
+    for (committed, rows, heads) in [(4097, 17, 64), (32767, 1, 64), (32769, 16, 8), (1000, 65, 64)] {
+        let name = format!("mla_attention::context_{committed}_rows_{rows}_heads_{heads}");
+        suite.cuda(name, move |d| random(d, committed, rows, heads, 40960));
+    }
+    // Many splits for a short context: most have no key.
+    suite.both("mla_attention::empty_splits", |d| random(d, 130, 3, 2, 4096));
+    suite.both("mla_attention::empty_splits_no_context", |d| random(d, 0, 1, 1, 4096));
+    suite.both("mla_attention::every_tree", every_tree);
+    suite.both("mla_attention::picks_one_key", |d| picks(d, 140, 3, 1024));
+    suite.both("mla_attention::picks_one_key_in_words", |d| picks(d, 50, 1, 256));
+    suite.both("mla_attention::chain_is_plain_decoding", chain_is_plain);
+    suite.both("mla_attention::block_size_changes_no_bit", block_size);
+    suite.both("mla_attention::padding_changes_no_bit", padding);
+    suite.both("mla_attention::equal_scores", equal_scores);
+    suite.both("mla_attention::huge_scores", huge_scores);
+    suite.both("mla_attention::nan_stays_in_its_row", nan_in_a_query);
+    suite.both("mla_attention::nan_in_a_key_is_seen", nan_in_a_key);
+    suite.both("mla_attention::repeats", |d| repeats(d, 3));
+    suite.cuda("mla_attention::repeats_200", |d| repeats(d, 200));
+    suite.both("mla_attention::refuses", refuses);
+}
+
+/// One launch.
+pub struct Case {
+    pub q: Vec<bf16>,
+    /// `[committed + rows, KEY]`; slots behind hold NaN.
+    pub cache: Vec<bf16>,
+    pub ancestors: Vec<u32>,
+    pub committed: usize,
+    pub rows: usize,
+    pub heads: usize,
+    pub slots: usize,
+    pub scale: f32,
+}
+
+impl Case {
+    fn random(random: &mut Random, committed: usize, tree: &Tree, heads: usize, slots: usize) -> Self {
+        let rows = tree.rows();
+        Self {
+            q: random.bf16s(rows * heads * KEY),
+            cache: random.bf16s((committed + rows) * KEY),
+            ancestors: tree.ancestors(),
+            committed,
+            rows,
+            heads,
+            slots,
+            scale: SCALE,
+        }
+    }
+
+    fn expected(&self) -> Vec<f64> {
+        let (q, cache, bits) = (&self.q, &self.cache, &self.ancestors);
+        reference::mla_attention(q, cache, bits, self.committed, self.rows, self.heads, self.scale)
+    }
+
+    /// The f32 output, after the bf16 one is found to be its rounding.
+    pub fn run(&self, device: &Device) -> Result<Vec<f32>, libtest_mimic::Failed> {
+        let mut cache = self.cache.clone();
+        cache.resize(self.slots * KEY, bf16::NAN);
+        let (q, cache) = (device.upload(&self.q)?, device.upload(&cache)?);
+        let (bits, state) = (device.upload(&self.ancestors)?, device.upload(&state_words(self.committed, &[]))?);
+        let workspace = device.alloc(mla_workspace(self.slots, self.rows, self.heads))?;
+        let values = self.rows * self.heads * LATENT;
+        let (out, rounded) = (device.alloc(values)?, device.alloc(values)?);
+        workspace.fill(0xFF)?;
+        out.fill(0xFF)?;
+        let p = MlaAttention {
+            q: q.view(),
+            cache: cache.view(),
+            ancestors: bits.view(),
+            state: state.view(),
+            scale: self.scale,
+            rows: self.rows,
+            heads: self.heads,
+            workspace: workspace.view_mut(),
+            out_f32: out.view_mut(),
+            out_bf16: rounded.view_mut(),
+        };
+        mla_attention(device, p)?;
+        let (out, rounded) = (out.read()?, rounded.read()?);
+        for (i, (&value, &rounded)) in out.iter().zip(&rounded).enumerate() {
+            let same = bf16::from_f32(value) == rounded || (value.is_nan() && rounded.is_nan());
+            check(same, || format!("bf16: value {i} is {rounded}, expected {value} rounded"))?;
+        }
+        Ok(out)
+    }
+}
+
+/// A tree of mixed shape: parents drawn among the last few rows.
+fn mixed(random: &mut Random, rows: usize) -> Tree {
+    Tree { parents: (0..rows).map(|i| i.saturating_sub(1 + random.below(3))).collect() }
+}
+
+fn random(device: &Device, committed: usize, rows: usize, heads: usize, slots: usize) -> Outcome {
+    let mut random = Random::new(committed as u64 * 1000 + rows as u64);
+    let tree = mixed(&mut random, rows);
+    let case = Case::random(&mut random, committed, &tree, heads, slots);
+    close("f32", &case.run(device)?, &case.expected(), bounds::ATTENTION)
+}
+
+/// Every tree of up to 7 rows, each row against attention over its own path alone.
+fn every_tree(device: &Device) -> Outcome {
+    let mut random = Random::new(3);
+    for rows in 1..=7 {
+        for tree in Tree::all(rows) {
+            let case = Case::random(&mut random, 3, &tree, 1, 3 + rows);
+            let got = case.run(device)?;
+            for row in 0..rows {
+                let slots = (0..3).chain(tree.path(row).into_iter().map(|i| 3 + i));
+                let keys: Vec<bf16> = slots.flat_map(|j| case.cache[j * KEY..(j + 1) * KEY].to_vec()).collect();
+                let (q, count) = (&case.q[row * KEY..(row + 1) * KEY], keys.len() / KEY);
+                let want = reference::mla_attention(q, &keys, &[1], count - 1, 1, 1, SCALE);
+                let what = format!("row {row} of {:?}", tree.parents);
+                close(&what, &got[row * LATENT..(row + 1) * LATENT], &want, bounds::ATTENTION)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Each row's query is one key's direction, so large that only this key counts: the output is its latent to the bit, if
+/// the row sees it, and of none of the other keys that it does not see.
+fn picks(device: &Device, committed: usize, heads: usize, slots: usize) -> Outcome {
+    let mut random = Random::new(5);
+    let rows = 40;
+    let tree = mixed(&mut random, rows);
+    let mut case = Case::random(&mut random, committed, &tree, heads, slots);
+    case.scale = 1.0;
+    // Signs only: a key's score with itself is KEY, with another about sqrt(KEY).
+    let sign = |v: &bf16| if v.to_f32() < 0.0 { bf16::NEG_ONE } else { bf16::ONE };
+    case.cache = case.cache.iter().map(sign).collect();
+    let total = committed + rows;
+    for shift in 0..total.div_ceil(heads) {
+        let target = |row: usize, head: usize| (row * 7 + head * 3 + shift * heads + head) % total;
+        for (i, q) in case.q.chunks_mut(KEY).enumerate() {
+            let j = target(i / heads, i % heads);
+            q.copy_from_slice(&case.cache[j * KEY..(j + 1) * KEY]);
+        }
+        let got = case.run(device)?;
+        for (i, out) in got.chunks(LATENT).enumerate() {
+            let j = target(i / heads, i % heads);
+            let visible = reference::visible_slots(&case.ancestors, rows, i / heads, committed);
+            let latent: Vec<f32> = case.cache[j * KEY..j * KEY + LATENT].iter().map(|v| v.to_f32()).collect();
+            if visible.contains(&j) {
+                equal(&format!("query {i} of key {j}"), out, &latent)?;
+            } else {
+                let hit = out.iter().zip(&latent).filter(|(a, b)| a == b).count();
+                check(hit < LATENT * 3 / 4, || format!("query {i} sees key {j}, which is no ancestor"))?;
+            }
+        }
+        if shift >= 12 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Row i of a chain has the same bits as plain decoding at position S + i.
+fn chain_is_plain(device: &Device) -> Outcome {
+    let (committed, rows, heads, slots) = (250, 6, 2, 1024);
+    let case = Case::random(&mut Random::new(6), committed, &Tree::chain(rows), heads, slots);
+    check(mla_splits(slots, rows, heads) > 1, || "one split".into())?;
+    let got = case.run(device)?;
+    for row in 0..rows {
+        let plain = Case {
+            q: case.q[row * heads * KEY..(row + 1) * heads * KEY].to_vec(),
+            cache: case.cache[..(committed + row + 1) * KEY].to_vec(),
+            ancestors: vec![1],
+            committed: committed + row,
+            rows: 1,
+            ..case
+        };
+        equal(&format!("row {row}"), &got[row * heads * LATENT..(row + 1) * heads * LATENT], &plain.run(device)?)?;
+    }
+    Ok(())
+}
+
+/// The first rows of a large launch have the bits of a small launch.
+fn block_size(device: &Device) -> Outcome {
+    let (committed, heads) = (100, 4);
+    let large = Case::random(&mut Random::new(7), committed, &Tree::chain(17), heads, 160);
+    let small = Case {
+        q: large.q[..3 * heads * KEY].to_vec(),
+        cache: large.cache[..(committed + 3) * KEY].to_vec(),
+        ancestors: Tree::chain(3).ancestors(),
+        rows: 3,
+        ..large
+    };
+    equal("rows 0..3", &small.run(device)?, &large.run(device)?[..3 * heads * LATENT])
+}
+
+/// A tree of 4 rows padded to 8: rows behind see themselves only, and change nothing.
+fn padding(device: &Device) -> Outcome {
+    let mut padded = Case::random(&mut Random::new(8), 20, &Tree::chain(8), 2, 40);
+    for row in 4..8 {
+        padded.ancestors[row] = 1 << row;
+    }
+    let plain = Case {
+        q: padded.q[..4 * 2 * KEY].to_vec(),
+        cache: padded.cache[..24 * KEY].to_vec(),
+        ancestors: padded.ancestors[..4].to_vec(),
+        rows: 4,
+        ..padded
+    };
+    let got = padded.run(device)?;
+    close("padded", &got, &padded.expected(), bounds::ATTENTION)?;
+    equal("rows 0..4", &got[..4 * 2 * LATENT], &plain.run(device)?)
+}
+
+/// Equal keys have weights of exactly 1: the mean of values, and of 1 exactly 1.
+fn equal_scores(device: &Device) -> Outcome {
+    let mut case = Case::random(&mut Random::new(9), 200, &Tree::chain(3), 2, 300);
+    case.q.fill(bf16::ZERO);
+    close("mean", &case.run(device)?, &case.expected(), 1e-5)?;
+    case.cache.fill(bf16::ONE);
+    equal("ones", &case.run(device)?, &vec![1.0; 3 * 2 * LATENT])
+}
+
+/// Scores of 1e30 and of -1e30 neither overflow nor lose the row.
+fn huge_scores(device: &Device) -> Outcome {
+    let mut case = Case::random(&mut Random::new(10), 150, &Tree::chain(2), 1, 200);
+    for sign in [1.0, -1.0] {
+        let mut q = vec![bf16::ZERO; 2 * KEY];
+        (q[0], q[KEY]) = (bf16::from_f32(sign * 1e15), bf16::from_f32(sign));
+        case.q = q;
+        case.cache.chunks_mut(KEY).enumerate().for_each(|(j, key)| key[0] = bf16::from_f32(1e15 * (j + 1) as f32));
+        close("huge", &case.run(device)?, &case.expected(), bounds::ATTENTION)?;
+    }
+    Ok(())
+}
+
+fn nan_in_a_query(device: &Device) -> Outcome {
+    let case = Case::random(&mut Random::new(11), 140, &Tree::chain(3), 2, 400);
+    let clean = case.run(device)?;
+    let at = 3 * KEY + 100;
+    let mut q = case.q.clone();
+    q[at] = bf16::NAN;
+    let got = Case { q, ..case }.run(device)?;
+    check(got[3 * LATENT..4 * LATENT].iter().all(|v| v.is_nan()), || "a NaN query gave numbers".into())?;
+    equal("before", &got[..3 * LATENT], &clean[..3 * LATENT])?;
+    equal("behind", &got[4 * LATENT..], &clean[4 * LATENT..])
+}
+
+/// A NaN in a visible key must not be dropped as if it were a small score.
+fn nan_in_a_key(device: &Device) -> Outcome {
+    for j in [0, 17, 129, 141] {
+        let mut case = Case::random(&mut Random::new(12), 140, &Tree::chain(2), 1, 400);
+        case.cache[j * KEY + KEY - 1] = bf16::NAN;
+        let got = case.run(device)?;
+        check(got[LATENT..].iter().all(|v| v.is_nan()), || format!("a NaN in key {j} gave numbers"))?;
+    }
+    Ok(())
+}
+
+fn repeats(device: &Device, times: usize) -> Outcome {
+    let case = Case::random(&mut Random::new(13), 300, &Tree::chain(5), 2, 1024);
+    let first = case.run(device)?;
+    for _ in 1..times {
+        equal("repeat", &case.run(device)?, &first)?;
+    }
+    Ok(())
+}
+
+fn refuses(device: &Device) -> Outcome {
+    let (q, cache, bits) = (device.zeros(2 * KEY)?, device.zeros(1024 * KEY)?, device.zeros(2)?);
+    let (state, out, workspace) =
+        (device.upload(&state_words(0, &[]))?, device.zeros(2 * LATENT)?, device.zeros(1 << 14)?);
+    let p = || MlaAttention {
+        q: q.view(),
+        cache: cache.view(),
+        ancestors: bits.view(),
+        state: state.view(),
+        scale: SCALE,
+        rows: 2,
+        heads: 1,
+        workspace: workspace.view_mut(),
+        out_f32: out.view_mut(),
+        out_bf16: cuda_std::GlobalMut::EMPTY,
+    };
+    let odd = cuda_std::Global::from_raw(q.view().addr() + 2, 2 * KEY);
+    let short = cuda_std::Global::from_raw(cache.view().addr(), 100);
+    mla_attention(device, p())?;
+    let bad = [
+        (MlaAttention { workspace: cuda_std::GlobalMut::EMPTY, ..p() }, "the workspace holds 0"),
+        (MlaAttention { rows: 3, ..p() }, "q holds"),
+        (MlaAttention { rows: 97, ..p() }, "at most 96"),
+        (MlaAttention { q: odd, ..p() }, "multiple of 16"),
+        (MlaAttention { cache: short, ..p() }, "the cache holds"),
+        (MlaAttention { state: cuda_std::Global::EMPTY, ..p() }, "the state holds"),
+    ];
+    for (p, why) in bad {
+        let error = mla_attention(device, p).err().map(|e| e.to_string()).unwrap_or_default();
+        check(error.starts_with("mla_attention_") && error.contains(why), || {
+            format!("expected a refusal of `{why}`, found `{error}`")
+        })?;
+    }
+    Ok(())
+}

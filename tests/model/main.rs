@@ -1,0 +1,15 @@
+//! The whole model against the numpy reference's goldens: plain and with trees, every format, both devices.
+
+mod formats;
+mod goldens;
+mod overflow;
+#[path = "../support/mod.rs"]
+mod support;
+
+fn main() -> std::process::ExitCode {
+    let mut suite = support::Suite::new();
+    goldens::cases(&mut suite);
+    formats::cases(&mut suite);
+    overflow::cases(&mut suite);
+    suite.run()
+}
