@@ -25,6 +25,7 @@ mod support;
 mod top_k;
 mod tree;
 mod tree_build;
+mod widen;
 
 fn main() -> std::process::ExitCode {
     let mut suite = support::Suite::new();
@@ -46,6 +47,7 @@ fn main() -> std::process::ExitCode {
     argmax::cases(&mut suite);
     top_k::cases(&mut suite);
     tree_build::cases(&mut suite);
+    widen::cases(&mut suite);
     accept::cases(&mut suite);
     recorded::cases(&mut suite);
     suite.run()
