@@ -1,6 +1,7 @@
 //! Argument structs, shared text with the host. Each is passed by value as a kernel's one parameter.
 
 pub mod attention;
+pub mod bandwidth;
 pub mod linear;
 pub mod selftest;
 pub mod state;

@@ -1,6 +1,7 @@
 //! The engine: see `docs/ARCHITECTURE.md` for the map. Data flows one way:
 //! `cli -> engine -> model -> linear and kernels -> device`.
 
+pub mod bench;
 pub mod cli;
 pub mod device;
 pub mod engine;

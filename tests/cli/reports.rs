@@ -95,3 +95,21 @@ fn doctor_without_its_device_tries_none() {
     assert_eq!(document["kernels"], json!([]));
     run(["doctor", "--device", "gpu"]).expect(2, &["expected auto, cpu or cuda:N"]);
 }
+
+#[test]
+fn bench_on_the_cpu_checks_the_arithmetic() {
+    let done = run(["bench", "kernel", "--device", "cpu", "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&done.expect(0, &["copies"]).stdout).expect("one document");
+    let cases = found["cases"].as_array().expect("cases");
+    for operator in ["experts", "w4a16", "bf16"] {
+        let of: Vec<_> = cases.iter().filter(|c| c["operator"] == operator).collect();
+        assert!(!of.is_empty() && of.iter().all(|c| c["error"].as_f64().is_some_and(|e| e < 2.2e-3)), "{of:?}");
+    }
+}
+
+#[test]
+fn bench_refuses_what_there_is_not() {
+    run(["bench", "kernel", "x"]).expect(2, &["no bench `x`", "experts"]);
+    run(["bench", "kernel", "w4a16", "--shape", "7168", "--device", "cpu"]).expect(4, &["shape `7168`: expected NxK"]);
+    run(["bench"]).expect(2, &["Usage: kdtree bench <COMMAND>"]);
+}

@@ -3,6 +3,7 @@
 
 mod accept;
 mod argmax;
+mod bandwidth;
 mod block_attention;
 mod commit;
 mod device;
@@ -48,6 +49,7 @@ fn main() -> std::process::ExitCode {
     top_k::cases(&mut suite);
     tree_build::cases(&mut suite);
     widen::cases(&mut suite);
+    bandwidth::cases(&mut suite);
     accept::cases(&mut suite);
     recorded::cases(&mut suite);
     suite.run()

@@ -2,6 +2,7 @@
 
 pub mod accept;
 pub mod argmax;
+pub mod bandwidth;
 pub mod block_attention;
 pub mod combine;
 pub mod commit;

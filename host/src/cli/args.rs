@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
+use crate::bench::Routing;
 use crate::device::Choice;
 
 /// Trees have at most this many nodes.
@@ -37,6 +38,9 @@ pub enum Command {
     Tokenize(Tokenize),
     /// Say what this machine can run, what is missing, and whether every kernel works
     Doctor(Doctor),
+    /// Measure
+    #[command(subcommand)]
+    Bench(Bench),
     /// Print a completion script
     Completions(Completions),
 }
@@ -159,6 +163,39 @@ pub struct Doctor {
     /// Where to try the kernels: auto, cpu or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Choice,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum Bench {
+    /// Time operators at real sizes, over memory that no cache holds
+    Kernel(BenchKernel),
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    kdtree bench kernel experts --m 1,8 --shape 7168x2048\n  \
+    kdtree bench kernel w4a16 --shape 4096x7168 --m 1 --json")]
+pub struct BenchKernel {
+    /// Operators; all where none is named
+    pub kernel: Vec<String>,
+    /// Shapes: NxK of a product, HIDDENxINTER of experts [default: those of K2.6]
+    #[arg(long, value_name = "SHAPES", value_delimiter = ',')]
+    pub shape: Vec<String>,
+    /// Rows of activations [default: the operator's own]
+    #[arg(long, value_name = "ROWS", value_delimiter = ',')]
+    pub m: Vec<usize>,
+    /// How tokens choose experts
+    #[arg(long, value_enum, default_value = "even")]
+    pub routing: Routing,
+    /// auto, cpu or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: Choice,
+    /// Force the kernels of one target
+    #[arg(long, value_name = "TARGET", value_parser = PTX)]
+    pub ptx: Option<String>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

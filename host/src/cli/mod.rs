@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use args::{Cli, Command};
+use args::{Bench, Cli, Command};
 
 /// Runs the program.
 pub fn main() -> ExitCode {
@@ -26,6 +26,7 @@ pub fn main() -> ExitCode {
         Command::Verify(args) => commands::verify::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Bench(Bench::Kernel(args)) => commands::bench::run(&args),
         Command::Completions(args) => commands::completions::run(&args),
     };
     match done {

@@ -43,6 +43,7 @@ impl CpuDevice {
             ptx: None,
             memory: None,
             multiprocessors: rayon::current_num_threads() as u32,
+            l2: None,
             max_shared: cpu::MAX_SHARED as u32,
         }
     }

@@ -86,6 +86,7 @@ impl CudaDevice {
             ptx: Some(self.card.target.into()),
             memory: Some(facts.memory),
             multiprocessors: facts.multiprocessors,
+            l2: Some(u64::from(facts.l2)),
             max_shared: facts.max_shared,
         }
     }

@@ -57,6 +57,8 @@ pub struct Info {
     /// Bytes of device memory; none on the CPU.
     pub memory: Option<u64>,
     pub multiprocessors: u32,
+    /// Bytes of the cache that all multiprocessors share; none on the CPU.
+    pub l2: Option<u64>,
     /// Largest dynamic shared memory of a block, bytes.
     pub max_shared: u32,
 }

@@ -3,6 +3,7 @@
 
 mod accept;
 mod argmax;
+mod bandwidth;
 mod block_attention;
 mod combine;
 mod commit;
@@ -22,6 +23,7 @@ mod widen;
 
 pub use accept::{Accept, accept};
 pub use argmax::{Argmax, argmax};
+pub use bandwidth::{copy_words, read_threads, read_words};
 pub use block_attention::{BlockAttention, block_attention};
 pub use combine::{Combine, combine};
 pub use commit::{Commit, GatherRows, advance, commit, gather_rows};

@@ -36,7 +36,7 @@ pub struct Report {
 type Check = (&'static [&'static str], fn(&Probe) -> Found);
 
 /// All checks but the products, whose kernels `linear` names.
-const CHECKS: [Check; 26] = [
+const CHECKS: &[Check] = &[
     (&["query"], attention::query),
     (&["kv_append"], attention::kv_append),
     (&["mla_attention_16"], attention::mla_small),
@@ -53,6 +53,8 @@ const CHECKS: [Check; 26] = [
     (&["tap"], rows::tap),
     (&["round_bf16"], rows::round_bf16),
     (&["widen_bf16"], rows::widen_bf16),
+    (&["copy_words"], rows::copy_words),
+    (&["read_words"], rows::read_words),
     (&["route"], rows::route),
     (&["expert_sort"], rows::expert_sort),
     (&["combine"], rows::combine),
@@ -68,7 +70,7 @@ const CHECKS: [Check; 26] = [
 /// Runs every check. A kernel that differs, or that ends with an error, does not keep the others from being tried.
 pub fn run(device: &Device) -> Vec<Report> {
     let mut reports = Vec::new();
-    for (kernels, check) in CHECKS {
+    for &(kernels, check) in CHECKS {
         reports.extend(reports_of(device, kernels, check));
     }
     for case in products::Case::all() {

@@ -157,3 +157,18 @@ pub fn combine(p: &Probe) -> Found {
     let want = reference::combine(&y, &weights, Some(&shared), &x, width, top_k);
     close("x", &dx.read()?, &want, bounds::F32)
 }
+
+pub fn copy_words(p: &Probe) -> Found {
+    let words: Vec<u32> = (0..1000).map(|i: u32| i.wrapping_mul(0x9E37_79B9)).collect();
+    let (from, to) = (p.device.upload(&words)?, p.device.alloc(words.len())?);
+    p.launch(|| kernels::copy_words(p.device, from.view(), to.view_mut()))?;
+    equal("to", &to.read()?, &words)
+}
+
+pub fn read_words(p: &Probe) -> Found {
+    let words: Vec<u32> = (0..1000).map(|i: u32| i.wrapping_mul(0x9E37_79B9)).collect();
+    let (from, sums) = (p.device.upload(&words)?, p.device.alloc(kernels::read_threads(p.device))?);
+    p.launch(|| kernels::read_words(p.device, from.view(), sums.view_mut()))?;
+    let all = |words: &[u32]| words.iter().fold(0u32, |sum, &word| sum.wrapping_add(word));
+    equal("the sum of the sums", &[all(&sums.read()?)], &[all(&words)])
+}

@@ -122,6 +122,8 @@ pub(super) struct Facts {
     pub capability: (u32, u32),
     pub memory: u64,
     pub multiprocessors: u32,
+    /// Bytes of the L2 cache.
+    pub l2: u32,
     pub max_shared: u32,
     device: cust::device::Device,
 }
@@ -155,6 +157,7 @@ impl Facts {
             ),
             memory: cust_call("cuDeviceTotalMem", device.total_memory())? as u64,
             multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            l2: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
             max_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             device,
         })

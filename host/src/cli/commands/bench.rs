@@ -1,0 +1,64 @@
+//! `kdtree bench kernel`: times operators at real sizes.
+
+use serde_json::json;
+
+use crate::bench::{self, FAMILIES, Measured, Memory, Options};
+use crate::cli::args::BenchKernel;
+use crate::cli::failure::{Failure, Result};
+use crate::cli::output;
+use crate::device::Device;
+
+pub fn run(args: &BenchKernel) -> Result<()> {
+    let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
+    let wanted: Vec<&str> = match args.kernel.is_empty() {
+        true => names.clone(),
+        false => args.kernel.iter().map(String::as_str).collect(),
+    };
+    if let Some(unknown) = wanted.iter().find(|name| !names.contains(name)) {
+        return Err(Failure::usage(format!("no bench `{unknown}`; there are {}", names.join(", "))));
+    }
+    let options = Options { shapes: args.shape.clone(), rows: args.m.clone(), routing: args.routing };
+    let device = Device::open(args.device, args.ptx.as_deref())?;
+    let info = device.info();
+    let memory = Memory::measure(&device)?;
+    let kernels = info.ptx.as_ref().map_or(String::new(), |ptx| format!(", kernels for {ptx}"));
+    output::note(format_args!(
+        "{} ({}){kernels}: copies {:.0} GB/s, reads {:.0} GB/s",
+        info.device, info.name, memory.copy, memory.read
+    ));
+    let mut measured = Vec::new();
+    for (_, cases) in FAMILIES.iter().filter(|(name, _)| wanted.contains(name)) {
+        for case in cases(&device, &options)? {
+            let found = bench::measure(&device, &memory, &case?)?;
+            if !args.json {
+                if measured.is_empty() {
+                    output::line(HEADING)?;
+                }
+                output::line(row(&found))?;
+            }
+            measured.push(found);
+        }
+    }
+    if args.json {
+        output::json(&json!({ "device": info, "memory_gb_s": memory, "replays": bench::REPLAYS, "cases": measured }))?;
+    }
+    Ok(())
+}
+
+const HEADING: &str =
+    "operator  shape                               rows         us        p95    GB/s  of copy  TFLOP/s    error";
+
+fn row(m: &Measured) -> String {
+    let error = m.error.map_or("-".into(), |error| format!("{error:.1e}"));
+    format!(
+        "{:<9} {:<34} {:>5} {:>10.2} {:>10.2} {:>7.0} {:>7.1}% {:>8.1} {error:>8}",
+        m.operator,
+        m.shape,
+        m.rows,
+        m.us,
+        m.p95_us,
+        m.gb_s,
+        m.share * 100.0,
+        m.tflop_s
+    )
+}
