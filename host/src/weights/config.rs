@@ -86,10 +86,7 @@ impl ModelConfig {
     /// Parses and checks the metadata entry `config`. The outer configuration of the multi-modal model is accepted and
     /// its `text_config` taken.
     pub fn parse(text: &str) -> Result<Self, Mismatch> {
-        let mut value: Value = json::parse(KEY, text)?;
-        if let Some(inner) = value.get_mut("text_config").map(Value::take) {
-            value = inner;
-        }
+        let value = text_config(json::parse(KEY, text)?);
         let config = read_fields!(
             KEY,
             &value,
@@ -224,6 +221,15 @@ impl ModelConfig {
         Ok(())
     }
 
+    /// Makes it the configuration of the model's first layers.
+    pub(super) fn keep_layers(&mut self, layers: usize) -> Result<(), Mismatch> {
+        let all = self.num_hidden_layers;
+        rule((1..=all).contains(&layers), || Mismatch::new("layers", format_args!("1 to {all}"), layers))?;
+        self.num_hidden_layers = layers;
+        self.first_k_dense_replace = self.first_k_dense_replace.min(layers);
+        Ok(())
+    }
+
     /// Width of one query head.
     pub fn qk_head_dim(&self) -> usize {
         self.qk_nope_head_dim + self.qk_rope_head_dim
@@ -235,6 +241,32 @@ impl ModelConfig {
 }
 
 const KEY: &str = "config";
+
+/// The text part of a configuration in the names that this engine reads. A multi-modal model keeps it in `text_config`
+/// and may leave `architectures` outside; transformers 5 has `rope_parameters` for `rope_scaling` and `rope_theta`.
+pub(super) fn text_config(mut outer: Value) -> Value {
+    if let Some(mut inner) = outer.get_mut("text_config").map(Value::take) {
+        if let (Some(fields), Some(names)) = (inner.as_object_mut(), outer.get("architectures")) {
+            fields.entry("architectures").or_insert_with(|| names.clone());
+        }
+        outer = inner;
+    }
+    rope_names(outer)
+}
+
+/// Gives `rope_parameters` the older names.
+pub(super) fn rope_names(mut value: Value) -> Value {
+    let Some(fields) = value.as_object_mut() else { return value };
+    let Some(Value::Object(mut rope)) = fields.get("rope_parameters").cloned() else { return value };
+    if let Some(theta) = rope.remove("rope_theta") {
+        fields.entry("rope_theta").or_insert(theta);
+    }
+    let plain = rope.get("rope_type").or(rope.get("type")).and_then(Value::as_str) == Some("default");
+    if !plain && fields.get("rope_scaling").is_none_or(Value::is_null) {
+        fields.insert("rope_scaling".into(), Value::Object(rope));
+    }
+    value
+}
 
 impl RopeScaling {
     pub(super) fn check(&self, key: &str) -> Result<(), Mismatch> {

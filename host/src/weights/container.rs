@@ -1,4 +1,4 @@
-//! The safetensors file under a bundle, memory-mapped.
+//! A safetensors file, memory-mapped: a bundle, or a shard of a checkpoint.
 //!
 //! The crate's reader decides whether a header is valid. It does not always say which tensor is wrong, so after a
 //! refusal `diagnose` walks the header once more for the words of the error.
@@ -35,14 +35,15 @@ pub(super) struct Raw<'a> {
 }
 
 impl Container {
-    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+    /// Maps a file; `what` says what it should be.
+    pub fn open(path: &Path, what: &str) -> Result<Self, WeightsError> {
         let io = |source| WeightsError::Io { file: path.to_path_buf(), source };
         // Asked before it is opened: opening a pipe waits for a writer.
         let is_file = std::fs::metadata(path).map_err(io)?.is_file();
-        rule(is_file, || Mismatch::new("path", "a .kdtr file", "something that is not a file"))
+        rule(is_file, || Mismatch::new("path", what, "something that is not a file"))
             .map_err(|m| m.in_file(path))?;
         let file = File::open(path).map_err(io)?;
-        // SAFETY: the mapping is private and read-only. Nothing in this process writes the file; a bundle that another
+        // SAFETY: the mapping is private and read-only. Nothing in this process writes the file; one that another
         // process cuts short while it is open is outside what a mapped file can promise, as the manual says.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let (data, tensors, metadata) = parse(&map).map_err(|m| m.in_file(path))?;

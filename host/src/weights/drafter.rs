@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::config::{must, positive};
+use super::config::{must, positive, rope_names};
 use super::json::{self, read_fields};
 use super::{Mismatch, ModelConfig, RopeScaling};
 
@@ -48,7 +48,7 @@ pub struct DFlash {
 impl DrafterConfig {
     /// Parses the metadata entry `drafter_config` and checks it against the target's configuration.
     pub fn parse(text: &str, target: &ModelConfig) -> Result<Self, Mismatch> {
-        let value: serde_json::Value = json::parse(KEY, text)?;
+        let value = rope_names(json::parse(KEY, text)?);
         let config = read_fields!(
             KEY,
             &value,

@@ -3,7 +3,7 @@
 use safetensors::tensor::Dtype;
 
 use super::Mismatch;
-use super::container::Container;
+use super::store::Store;
 use super::error::rule;
 use super::manifest::raw;
 use super::tensor::{f32_values, i32_values, typed};
@@ -44,7 +44,7 @@ impl Marginals {
 }
 
 /// All goldens of a file, numbered from 0 without gaps.
-pub(super) fn read(file: &Container, vocab: usize) -> Result<Vec<Golden>, Mismatch> {
+pub(super) fn read(file: &Store, vocab: usize) -> Result<Vec<Golden>, Mismatch> {
     let mut goldens = Vec::new();
     while file.get(&format!("{PREFIX}{}.prompt", goldens.len())).is_some() {
         goldens.push(golden(file, goldens.len(), vocab)?);
@@ -59,7 +59,7 @@ pub(super) fn names(i: usize, golden: &Golden) -> Vec<String> {
     parts[..count].iter().map(|part| format!("{PREFIX}{i}.{part}")).collect()
 }
 
-fn golden(file: &Container, i: usize, vocab: usize) -> Result<Golden, Mismatch> {
+fn golden(file: &Store, i: usize, vocab: usize) -> Result<Golden, Mismatch> {
     let name = |part: &str| format!("{PREFIX}{i}.{part}");
     let prompt = ids(file, &name("prompt"), vocab, None)?;
     let tokens = ids(file, &name("tokens"), vocab, None)?;
@@ -76,7 +76,7 @@ fn golden(file: &Container, i: usize, vocab: usize) -> Result<Golden, Mismatch> 
 }
 
 fn marginals(
-    file: &Container,
+    file: &Store,
     ids_name: &str,
     logp_name: &str,
     count: usize,
@@ -103,7 +103,7 @@ fn marginals(
 }
 
 /// i32 token ids; without a shape a list that is not empty.
-fn ids(file: &Container, name: &str, vocab: usize, shape: Option<&[usize]>) -> Result<Vec<i32>, Mismatch> {
+fn ids(file: &Store, name: &str, vocab: usize, shape: Option<&[usize]>) -> Result<Vec<i32>, Mismatch> {
     let stored = raw(file, name)?;
     let length = stored.shape.first().copied().unwrap_or(0).max(1);
     typed(name, stored, &[Dtype::I32], shape.unwrap_or(&[length]))?;
@@ -114,7 +114,7 @@ fn ids(file: &Container, name: &str, vocab: usize, shape: Option<&[usize]>) -> R
     }
 }
 
-fn floats(file: &Container, name: &str, shape: &[usize]) -> Result<Vec<f32>, Mismatch> {
+fn floats(file: &Store, name: &str, shape: &[usize]) -> Result<Vec<f32>, Mismatch> {
     let stored = raw(file, name)?;
     typed(name, stored, &[Dtype::F32], shape)?;
     Ok(f32_values(stored.bytes).collect())

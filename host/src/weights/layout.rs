@@ -5,6 +5,11 @@ use super::{DrafterConfig, ModelConfig};
 /// Prefix of the drafter's names in a bundle.
 pub const DRAFTER: &str = "drafter.";
 
+/// The layer that a weight of the target belongs to.
+pub(super) fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+}
+
 /// What a weight is used for; it bounds the formats it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {

@@ -6,15 +6,14 @@ use std::collections::BTreeMap;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 
-use super::container::{Container, Raw};
+use super::container::Raw;
+use super::store::Store;
 use super::error::rule;
 use super::tensor;
 use super::{Mismatch, json};
 use crate::linear::{Format, GROUPS, HostData, HostWeight, ScaleType};
 
 const KEY: &str = "manifest";
-pub(super) const PACKED: &str = ".qw";
-pub(super) const SCALES: &str = ".sc";
 
 /// One line of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -22,6 +21,35 @@ pub struct Declared {
     pub shape: Vec<usize>,
     #[serde(flatten)]
     pub format: Format,
+    #[serde(skip)]
+    pub(super) packing: Packing,
+}
+
+/// How the tensors of a W4A16 weight are called and typed. Their bytes are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// `.qw` u8 `[N, K / 2]`, `.sc` `[N, K / group]`.
+    Bundle,
+    /// compressed-tensors, `pack-quantized`: `_packed` i32 `[N, K / 8]`, `_scale` `[N, K / group]`, `_shape` `[N, K]`.
+    CompressedTensors,
+}
+
+impl Packing {
+    /// What follows the weight's name in the names of codes and scales, then of what else belongs to it.
+    pub fn suffixes(self) -> &'static [&'static str] {
+        match self {
+            Self::Bundle => &[".qw", ".sc"],
+            Self::CompressedTensors => &["_packed", "_scale", "_shape"],
+        }
+    }
+
+    /// Type of the codes and how many share an element.
+    fn codes(self) -> (Dtype, usize) {
+        match self {
+            Self::Bundle => (Dtype::U8, 2),
+            Self::CompressedTensors => (Dtype::I32, 8),
+        }
+    }
 }
 
 /// Parses the metadata entry `manifest`.
@@ -59,21 +87,32 @@ fn declared(name: &str, line: Value) -> Result<Declared, Mismatch> {
             )
         })?;
     }
-    Ok(Declared { shape: line.shape, format })
+    Ok(Declared { shape: line.shape, format, packing: Packing::Bundle })
 }
 
-/// The tensors that hold a weight.
-pub(super) fn stored_names(name: &str, format: Format) -> Vec<String> {
-    match format {
+/// The tensors that hold a weight: one, or codes, scales and what else belongs to them.
+pub(super) fn stored_names(name: &str, line: &Declared) -> Vec<String> {
+    match line.format {
         Format::F32 | Format::Bf16 => vec![name.to_string()],
-        Format::W4a16 { .. } => vec![format!("{name}{PACKED}"), format!("{name}{SCALES}")],
+        Format::W4a16 { .. } => line.packing.suffixes().iter().map(|suffix| format!("{name}{suffix}")).collect(),
     }
 }
 
+/// The weight that tensor `stored` belongs to.
+pub(super) fn owner<'a>(stored: &str, manifest: &'a BTreeMap<String, Declared>) -> Option<&'a str> {
+    let names = [Packing::Bundle, Packing::CompressedTensors].into_iter().flat_map(Packing::suffixes);
+    let names = names.filter_map(|suffix| stored.strip_suffix(suffix)).chain([stored]);
+    let (name, _) = names.filter_map(|name| manifest.get_key_value(name)).find(|(name, line)| {
+        stored_names(name, line).iter().any(|own| own == stored)
+    })?;
+    Some(name)
+}
+
 /// Checks that weight `name` is stored as declared, and in no other way.
-pub(super) fn check(file: &Container, name: &str, line: &Declared) -> Result<(), Mismatch> {
-    let wanted = stored_names(name, line.format);
-    let all = [name.to_string(), format!("{name}{PACKED}"), format!("{name}{SCALES}")];
+pub(super) fn check(file: &Store, name: &str, line: &Declared) -> Result<(), Mismatch> {
+    let wanted = stored_names(name, line);
+    let mut all = vec![name.to_string()];
+    all.extend(line.packing.suffixes().iter().map(|suffix| format!("{name}{suffix}")));
     let found: Vec<&str> = all.iter().filter(|n| file.get(n).is_some()).map(String::as_str).collect();
     rule(found == wanted, || {
         let expected = format!("{} as declared: stored as `{}`", line.format, wanted.join("` and `"));
@@ -81,37 +120,64 @@ pub(super) fn check(file: &Container, name: &str, line: &Declared) -> Result<(),
             if found.is_empty() { "nothing stored".into() } else { format!("`{}` stored", found.join("` and `")) };
         Mismatch::tensor(name, expected, found)
     })?;
-    let Declared { shape, format } = line;
+    let Declared { shape, format, packing } = line;
     match *format {
         Format::F32 => tensor::typed(name, raw(file, name)?, &[Dtype::F32], shape),
         Format::Bf16 => tensor::typed(name, raw(file, name)?, &[Dtype::BF16], shape),
         Format::W4a16 { group } => {
             let [packed, scales] = [&wanted[0], &wanted[1]];
-            tensor::typed(packed, raw(file, packed)?, &[Dtype::U8], &[shape[0], shape[1] / 2])?;
+            let (dtype, codes) = packing.codes();
+            tensor::typed(packed, raw(file, packed)?, &[dtype], &[shape[0], shape[1] / codes])?;
             let stored = raw(file, scales)?;
             tensor::typed(scales, stored, &[Dtype::BF16, Dtype::F32], &[shape[0], shape[1] / group])?;
-            tensor::finite(scales, stored)
+            wanted.get(2).map_or(Ok(()), |size| {
+                tensor::typed(size, raw(file, size)?, &[Dtype::I32, Dtype::I64], &[shape.len()])
+            })
         }
     }
 }
 
+/// Reads the content of weight `name`: no value, or no scale, is NaN or infinite, and a stored shape is the declared
+/// one.
+pub(super) fn check_values(file: &Store, name: &str, line: &Declared) -> Result<(), Mismatch> {
+    match line.format {
+        Format::F32 | Format::Bf16 => tensor::finite(name, raw(file, name)?),
+        Format::W4a16 { .. } => check_scales(file, name, line),
+    }
+}
+
+/// The same for what comes with the codes of a W4A16 weight.
+pub(super) fn check_scales(file: &Store, name: &str, line: &Declared) -> Result<(), Mismatch> {
+    let names = stored_names(name, line);
+    let [_, scales, more @ ..] = names.as_slice() else { return Ok(()) };
+    tensor::finite(scales, raw(file, scales)?)?;
+    for size in more {
+        let found = tensor::integers(raw(file, size)?);
+        let same = found.iter().copied().eq(line.shape.iter().map(|&n| n as i64));
+        let expected = format_args!("{:?}, as the codes have it", line.shape);
+        rule(same, || Mismatch::tensor(size, expected, format_args!("{found:?}")))?;
+    }
+    Ok(())
+}
+
 /// The weight as stored; a vector is a matrix of one column.
-pub(super) fn stored<'a>(file: &'a Container, name: &'a str, line: &Declared) -> Result<HostWeight<'a>, Mismatch> {
+pub(super) fn stored<'a>(file: &'a Store, name: &'a str, line: &Declared) -> Result<HostWeight<'a>, Mismatch> {
     let n = line.shape.first().copied().unwrap_or(1);
     let k = line.shape.iter().skip(1).product();
     let data = match line.format {
         Format::F32 => HostData::F32(raw(file, name)?.bytes.into()),
         Format::Bf16 => HostData::Bf16(raw(file, name)?.bytes.into()),
         Format::W4a16 { group } => {
-            let scales = raw(file, &format!("{name}{SCALES}"))?;
+            let names = stored_names(name, line);
+            let scales = raw(file, &names[1])?;
             let scale_type = if scales.dtype == Dtype::F32 { ScaleType::F32 } else { ScaleType::Bf16 };
-            let packed = raw(file, &format!("{name}{PACKED}"))?.bytes.into();
+            let packed = raw(file, &names[0])?.bytes.into();
             HostData::W4a16 { packed, scales: scales.bytes.into(), scale_type, group }
         }
     };
     Ok(HostWeight { name, n, k, batch: 1, data })
 }
 
-pub(super) fn raw<'a>(file: &'a Container, name: &str) -> Result<Raw<'a>, Mismatch> {
+pub(super) fn raw<'a>(file: &'a Store, name: &str) -> Result<Raw<'a>, Mismatch> {
     file.get(name).ok_or_else(|| Mismatch::tensor(name, "a stored tensor", "none"))
 }

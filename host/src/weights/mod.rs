@@ -1,17 +1,23 @@
-//! Weights on disk: the bundle, its configuration and its goldens. `bundles/README.md` describes the file.
+//! Weights on disk: a bundle with its goldens (`bundles/README.md` describes the file), or a checkpoint folder
+//! (`docs/checkpoints.md`). [`Bundle`] is either.
 
 mod bundle;
+mod checkpoint;
 mod config;
 mod container;
 mod drafter;
 mod error;
 mod goldens;
 mod json;
+mod kdtr;
 mod layout;
 mod manifest;
+mod settings;
+mod store;
 mod tensor;
 
-pub use bundle::{Bundle, GoldenText, HASHED_BELOW, Settings, Share, TokenizerSpec, Verify};
+pub use bundle::{Bundle, HASHED_BELOW, Share, Verify};
+pub use checkpoint::Folder;
 pub use config::{KV_LORA_RANK, MAX_EXPERTS, ModelConfig, QK_ROPE_HEAD_DIM, RopeScaling};
 pub use drafter::{DFlash, DrafterConfig, MAX_DEPTH};
 pub use error::{Mismatch, WeightsError};
@@ -19,4 +25,5 @@ pub use goldens::{Golden, Marginals};
 pub use json::shortest;
 pub use layout::{DRAFTER, Expected, Use};
 pub use manifest::Declared;
+pub use settings::{GoldenText, Settings, TokenizerSpec};
 pub use tensor::{bf16_values, f32_values};

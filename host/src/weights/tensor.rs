@@ -21,6 +21,14 @@ pub(super) fn i32_values(bytes: &[u8]) -> Vec<i32> {
     bytes.as_chunks::<4>().0.iter().map(|&b| i32::from_le_bytes(b)).collect()
 }
 
+/// The values of a tensor of i32 or i64.
+pub(super) fn integers(raw: Raw) -> Vec<i64> {
+    match raw.dtype {
+        Dtype::I64 => raw.bytes.as_chunks::<8>().0.iter().map(|&b| i64::from_le_bytes(b)).collect(),
+        _ => i32_values(raw.bytes).into_iter().map(i64::from).collect(),
+    }
+}
+
 /// Every value of `raw`, a tensor of f32 or bf16, is finite.
 pub(super) fn finite(name: &str, raw: Raw) -> Result<(), Mismatch> {
     let bad = match raw.dtype {

@@ -23,7 +23,7 @@ pub fn run(args: &Inspect) -> Result<()> {
 }
 
 fn hashes(bundle: &Bundle) -> &'static str {
-    if bundle.hashed() { "checked" } else { "not checked" }
+    if bundle.checked() { "checked" } else { "not checked" }
 }
 
 fn document(bundle: &Bundle, tokenizer: Option<&Tokenizer>) -> Value {
@@ -93,7 +93,7 @@ fn text(bundle: &Bundle, tokenizer: Option<&Tokenizer>) -> String {
     table(&mut sheet, bundle);
     let _ = writeln!(sheet.0);
     let (weights, tensors) = (bundle.manifest().len(), bundle.tensor_count());
-    let hint = if bundle.hashed() { "" } else { ": `kdtree verify` does it" };
+    let hint = if bundle.checked() { "" } else { ": `kdtree verify` does it" };
     sheet.row("manifest", format_args!("ok: {weights} weights in {tensors} tensors, hashes {}{hint}", hashes(bundle)));
     sheet.0
 }

@@ -1,0 +1,117 @@
+//! The text side of a checkpoint folder: tiktoken.model, tokenizer_config.json, generation_config.json, chat template.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::super::config::text_config;
+use super::super::error::rule;
+use super::super::{Mismatch, TokenizerSpec, WeightsError, json};
+use super::index::read_text;
+
+const VOCABULARY: &str = "tiktoken.model";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const TOKENIZER: &str = "tokenizer.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+/// Special tokens at which a turn or a text ends, whatever the settings name.
+const ENDS: [&str; 2] = ["[EOS]", "<|im_end|>"];
+/// How Kimi's tokenizer splits a text, which its checkpoints hold only as code: Han text; words of letters that are no
+/// Han, with what stands before and an English contraction behind; up to three digits; the rest.
+const PATTERN: &str = concat!(
+    r"[\p{Han}]+",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+type Result<T> = std::result::Result<T, WeightsError>;
+
+#[derive(Default)]
+pub(super) struct Text {
+    pub tokenizer: Option<TokenizerSpec>,
+    pub vocabulary: Option<Vec<u8>>,
+    pub chat_template: Option<String>,
+    pub stop_token_ids: Vec<i32>,
+}
+
+/// Reads what is there; a folder without a vocabulary decodes token ids only.
+pub(super) fn read(folder: &Path, config: &Value, vocab_size: usize) -> Result<Text> {
+    let settings = document(folder, TOKENIZER_CONFIG)?;
+    let mut text = Text::default();
+    if folder.join(VOCABULARY).exists() {
+        let special_tokens = special_tokens(&settings).map_err(|m| m.in_file(&folder.join(TOKENIZER_CONFIG)))?;
+        let pattern = pattern(&document(folder, TOKENIZER)?).unwrap_or_else(|| PATTERN.into());
+        text.vocabulary = Some(read_text(&folder.join(VOCABULARY))?.into_bytes());
+        text.tokenizer = Some(TokenizerSpec { kind: "tiktoken".into(), pattern, special_tokens });
+    }
+    text.chat_template = match folder.join(CHAT_TEMPLATE).exists() {
+        true => Some(read_text(&folder.join(CHAT_TEMPLATE))?),
+        false => settings.get("chat_template").and_then(Value::as_str).map(str::to_string),
+    };
+    let mut stops = BTreeSet::new();
+    let generation = document(folder, GENERATION_CONFIG)?;
+    for (file, object) in
+        [("config.json", config), ("config.json", &text_config(config.clone())), (GENERATION_CONFIG, &generation)]
+    {
+        stops.extend(stop_ids(object, vocab_size).map_err(|m| m.in_file(&folder.join(file)))?);
+    }
+    let names = text.tokenizer.iter().flat_map(|t| ENDS.iter().filter_map(|end| t.special_tokens.get(*end)));
+    stops.extend(names.filter_map(|&id| i32::try_from(id).ok()));
+    text.stop_token_ids = stops.into_iter().collect();
+    Ok(text)
+}
+
+/// A JSON file of the folder; an empty object where there is none.
+fn document(folder: &Path, name: &str) -> Result<Value> {
+    let path = folder.join(name);
+    if !path.exists() {
+        return Ok(Value::Object(Default::default()));
+    }
+    let text = read_text(&path)?;
+    json::unique_keys(&text)
+        .and_then(|()| serde_json::from_str(&text))
+        .map_err(|e| Mismatch::new("text", "JSON with every key once", e).in_file(&path))
+}
+
+/// `eos_token_id`, one or a list.
+fn stop_ids(object: &Value, vocab_size: usize) -> std::result::Result<Vec<i32>, Mismatch> {
+    let ids: Vec<Value> = match object.get("eos_token_id") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(ids)) => ids.clone(),
+        Some(id) => vec![id.clone()],
+    };
+    let id = |value: &Value| {
+        let id = value.as_u64().filter(|&id| (id as usize) < vocab_size).and_then(|id| i32::try_from(id).ok());
+        id.ok_or_else(|| Mismatch::new("field `eos_token_id`", format_args!("ids below {vocab_size}"), value))
+    };
+    ids.iter().map(id).collect()
+}
+
+/// `added_tokens_decoder`: special tokens by id.
+fn special_tokens(settings: &Value) -> std::result::Result<BTreeMap<String, u32>, Mismatch> {
+    let mut tokens = BTreeMap::new();
+    for (id, token) in settings.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten() {
+        let parsed = id.parse::<u32>().ok().zip(token.get("content").and_then(Value::as_str));
+        let place = "field `added_tokens_decoder`";
+        let (number, content) = parsed
+            .ok_or_else(|| Mismatch::new(place, "ids with the `content` of a token", format_args!("{id}: {token}")))?;
+        rule(tokens.insert(content.to_string(), number).is_none(), || {
+            Mismatch::new(place, "every token once", format_args!("`{content}` twice"))
+        })?;
+    }
+    Ok(tokens)
+}
+
+/// The splitting pattern of a tokenizer.json.
+fn pattern(tokenizer: &Value) -> Option<String> {
+    let pre = tokenizer.get("pre_tokenizer")?;
+    let parts = match pre.get("pretokenizers").and_then(Value::as_array) {
+        Some(parts) => parts.clone(),
+        None => vec![pre.clone()],
+    };
+    parts.iter().find_map(|part| Some(part.get("pattern")?.get("Regex")?.as_str()?.to_string()))
+}
