@@ -15,6 +15,12 @@ fn budget() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=MAX_BUDGET)
 }
 
+/// The number of first layers in `0..K` or `K`.
+fn layers(text: &str) -> Result<usize, String> {
+    let count = text.strip_prefix("0..").unwrap_or(text);
+    count.parse().ok().filter(|&k| k > 0).ok_or_else(|| "expected `0..K` or `K`, with K from 1 on".to_string())
+}
+
 /// Kimi K2.6 decoding with DDTree speculation.
 #[derive(Parser)]
 #[command(name = "kdtree", version, max_term_width = 100)]
@@ -30,9 +36,9 @@ pub struct Cli {
 pub enum Command {
     /// Continue a prompt
     Decode(Decode),
-    /// Show what a bundle holds
+    /// Show what a bundle or a checkpoint folder holds
     Inspect(Inspect),
-    /// Check a bundle completely, its content against its hashes included
+    /// Read all of a bundle or a checkpoint folder: hashes where there are any, and values
     Verify(Verify),
     /// Turn text into token ids, or ids into text
     Tokenize(Tokenize),
@@ -52,7 +58,7 @@ pub enum Command {
     kdtree decode bundles/k26-tiny-int4.kdtr --golden 0 --draft recorded --budget 16 --json\n  \
     kdtree decode bundles/k26-small-int4.kdtr --prompt-file - --draft none < src/lib.rs")]
 pub struct Decode {
-    /// A .kdtr file
+    /// A .kdtr file or a checkpoint folder
     pub bundle: PathBuf,
 
     /// Prompt of golden N of the bundle; its tokens must come out
@@ -74,6 +80,9 @@ pub struct Decode {
     /// Drafts: the golden's recorded ones, the bundle's drafter, or none [default: dflash where there is a drafter]
     #[arg(long, value_enum, help_heading = "Speculation")]
     pub draft: Option<DraftArg>,
+    /// Take the drafter of this folder, in its published form
+    #[arg(long, value_name = "FOLDER", help_heading = "Speculation")]
+    pub drafter: Option<PathBuf>,
     /// Nodes of a tree [default: 16]
     #[arg(long, value_name = "N", value_parser = budget(), help_heading = "Speculation")]
     pub budget: Option<u32>,
@@ -100,6 +109,9 @@ pub struct Decode {
     /// Tokens that prompt and output may have together [default: what this run needs]
     #[arg(long, value_name = "N", help_heading = "Device")]
     pub context: Option<usize>,
+    /// Load the first K layers only, for bring-up: `0..K` or `K`
+    #[arg(long, value_name = "0..K", value_parser = layers, help_heading = "Device")]
+    pub layers: Option<usize>,
     /// Check every access of the kernels (slow; with --device cpu)
     #[arg(long, help_heading = "Device")]
     pub checked: bool,
@@ -124,8 +136,11 @@ pub enum DraftArg {
 
 #[derive(Args)]
 pub struct Inspect {
-    /// A .kdtr file
+    /// A .kdtr file or a checkpoint folder
     pub bundle: PathBuf,
+    /// Load the first K layers only, for bring-up: `0..K` or `K`
+    #[arg(long, value_name = "0..K", value_parser = layers)]
+    pub layers: Option<usize>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -133,8 +148,11 @@ pub struct Inspect {
 
 #[derive(Args)]
 pub struct Verify {
-    /// A .kdtr file
+    /// A .kdtr file or a checkpoint folder
     pub bundle: PathBuf,
+    /// Load the first K layers only, for bring-up: `0..K` or `K`
+    #[arg(long, value_name = "0..K", value_parser = layers)]
+    pub layers: Option<usize>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -142,7 +160,7 @@ pub struct Verify {
 
 #[derive(Args)]
 pub struct Tokenize {
-    /// A .kdtr file with a tokenizer
+    /// A .kdtr file or a checkpoint folder, with a tokenizer
     pub bundle: PathBuf,
     /// The text; `-` is stdin
     #[arg(required_unless_present = "ids", allow_hyphen_values = true)]

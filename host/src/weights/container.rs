@@ -54,6 +54,11 @@ impl Container {
         &self.path
     }
 
+    /// The whole file.
+    pub fn content(&self) -> &[u8] {
+        &self.map
+    }
+
     /// Size of the file.
     pub fn bytes(&self) -> usize {
         self.map.len()

@@ -14,6 +14,9 @@ pub enum WeightsError {
     /// The content is not what was written. `verify` answers it with an exit code of its own.
     #[error("{}: tensor `{tensor}`: expected blake3 {expected}, found {found}", file.display())]
     Hash { file: PathBuf, tensor: String, expected: String, found: String },
+    /// The same of a whole file of a checkpoint.
+    #[error("{}: expected sha256 {expected}, found {found}", file.display())]
+    FileHash { file: PathBuf, expected: String, found: String },
 }
 
 /// One broken rule, before the file's name is added.

@@ -137,27 +137,21 @@ pub(super) fn check(file: &Store, name: &str, line: &Declared) -> Result<(), Mis
     }
 }
 
-/// Reads the content of weight `name`: no value, or no scale, is NaN or infinite, and a stored shape is the declared
-/// one.
-pub(super) fn check_values(file: &Store, name: &str, line: &Declared) -> Result<(), Mismatch> {
-    match line.format {
-        Format::F32 | Format::Bf16 => tensor::finite(name, raw(file, name)?),
-        Format::W4a16 { .. } => check_scales(file, name, line),
+/// Checks what comes with the codes of a W4A16 weight: its scales are finite, its stored shape is the declared one.
+pub(super) fn check_scales(file: &Store, name: &str, line: &Declared) -> Result<(), Mismatch> {
+    if let Some(scales) = stored_names(name, line).get(1) {
+        tensor::finite(scales, raw(file, scales)?)?;
     }
+    check_shape(file, name, line)
 }
 
-/// The same for what comes with the codes of a W4A16 weight.
-pub(super) fn check_scales(file: &Store, name: &str, line: &Declared) -> Result<(), Mismatch> {
-    let names = stored_names(name, line);
-    let [_, scales, more @ ..] = names.as_slice() else { return Ok(()) };
-    tensor::finite(scales, raw(file, scales)?)?;
-    for size in more {
-        let found = tensor::integers(raw(file, size)?);
-        let same = found.iter().copied().eq(line.shape.iter().map(|&n| n as i64));
-        let expected = format_args!("{:?}, as the codes have it", line.shape);
-        rule(same, || Mismatch::tensor(size, expected, format_args!("{found:?}")))?;
-    }
-    Ok(())
+/// The second half of that.
+pub(super) fn check_shape(file: &Store, name: &str, line: &Declared) -> Result<(), Mismatch> {
+    let Some(size) = stored_names(name, line).into_iter().nth(2) else { return Ok(()) };
+    let found = tensor::integers(raw(file, &size)?);
+    let same = found.iter().copied().eq(line.shape.iter().map(|&n| n as i64));
+    let expected = format_args!("{:?}, as the codes have it", line.shape);
+    rule(same, || Mismatch::tensor(&size, expected, format_args!("{found:?}")))
 }
 
 /// The weight as stored; a vector is a matrix of one column.

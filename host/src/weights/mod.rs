@@ -2,6 +2,7 @@
 //! (`docs/checkpoints.md`). [`Bundle`] is either.
 
 mod bundle;
+mod census;
 mod checkpoint;
 mod config;
 mod container;
@@ -17,6 +18,7 @@ mod store;
 mod tensor;
 
 pub use bundle::{Bundle, HASHED_BELOW, Share, Verify};
+pub use census::{Census, Role, Table};
 pub use checkpoint::Folder;
 pub use config::{KV_LORA_RANK, MAX_EXPERTS, ModelConfig, QK_ROPE_HEAD_DIM, RopeScaling};
 pub use drafter::{DFlash, DrafterConfig, MAX_DEPTH};

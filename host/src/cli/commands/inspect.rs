@@ -4,16 +4,16 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::{formats, some};
+use super::{formats, open, some};
 use crate::cli::args::Inspect;
 use crate::cli::failure::Result;
 use crate::cli::output::{self, Bytes, Count};
 use crate::linear::Format;
 use crate::text::Tokenizer;
-use crate::weights::{Bundle, DrafterConfig, Golden, ModelConfig, RopeScaling, shortest};
+use crate::weights::{Bundle, DrafterConfig, Golden, ModelConfig, RopeScaling, Verify, shortest};
 
 pub fn run(args: &Inspect) -> Result<()> {
-    let bundle = Bundle::open(&args.bundle)?;
+    let bundle = open(&args.bundle, Verify::WhenSmall, args.layers)?;
     let tokenizer = Tokenizer::of(&bundle)?;
     if args.json {
         output::json(&document(&bundle, tokenizer.as_ref()))
@@ -23,7 +23,11 @@ pub fn run(args: &Inspect) -> Result<()> {
 }
 
 fn hashes(bundle: &Bundle) -> &'static str {
-    if bundle.checked() { "checked" } else { "not checked" }
+    match (bundle.folder(), bundle.checked()) {
+        (Some(_), _) => "none",
+        (None, true) => "checked",
+        (None, false) => "not checked",
+    }
 }
 
 fn document(bundle: &Bundle, tokenizer: Option<&Tokenizer>) -> Value {
@@ -44,6 +48,7 @@ fn document(bundle: &Bundle, tokenizer: Option<&Tokenizer>) -> Value {
         }),
         "tokenizer": some(tokenizer.map(|t| json!({ "vocab_size": t.vocab_size(), "special_tokens": t.specials() }))),
         "goldens": goldens.collect::<Vec<_>>(),
+        "folder": bundle.folder(),
         "manifest": {
             "verdict": "ok",
             "weights": bundle.manifest().len(),
@@ -74,7 +79,7 @@ impl Sheet {
 
 fn text(bundle: &Bundle, tokenizer: Option<&Tokenizer>) -> String {
     let (c, mut sheet) = (bundle.config(), Sheet::default());
-    sheet.row("bundle", format_args!("{}, {}", bundle.path().display(), Bytes(bundle.file_bytes() as u64)));
+    sheet.row("bundle", format_args!("{}, {}", bundle.path().display(), Bytes(bundle.file_bytes())));
     let count = Count(parameters(bundle, false) as u64);
     sheet.row("model", format_args!("{}, {}, {count} parameters", bundle.settings().name, c.model_type));
     model(&mut sheet, c);
@@ -89,11 +94,22 @@ fn text(bundle: &Bundle, tokenizer: Option<&Tokenizer>) -> String {
         None => sheet.row("tokenizer", "none: token ids only"),
     }
     goldens(&mut sheet, bundle.goldens());
+    if let Some(folder) = bundle.folder() {
+        let (shards, tensors, bytes) = (folder.shards, folder.tensors, Bytes(folder.payload_bytes));
+        sheet.row("folder", format_args!("{shards} shards, {tensors} tensors, {bytes}"));
+        if folder.skipped_tensors > 0 {
+            let skipped = folder.skipped_tensors;
+            sheet.row("", format_args!("{skipped} for images not used, {}", Bytes(folder.skipped_bytes)));
+        }
+        if folder.left_out > 0 {
+            sheet.row("", format_args!("{} of layers not asked for", folder.left_out));
+        }
+    }
     let _ = writeln!(sheet.0);
     table(&mut sheet, bundle);
     let _ = writeln!(sheet.0);
     let (weights, tensors) = (bundle.manifest().len(), bundle.tensor_count());
-    let hint = if bundle.checked() { "" } else { ": `kdtree verify` does it" };
+    let hint = if bundle.checked() { "" } else { ": `kdtree verify` reads the content" };
     sheet.row("manifest", format_args!("ok: {weights} weights in {tensors} tensors, hashes {}{hint}", hashes(bundle)));
     sheet.0
 }

@@ -15,7 +15,8 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::failure::{Failure, Result};
-use crate::weights::{Bundle, Share};
+use super::output;
+use crate::weights::{Bundle, Share, Verify};
 
 /// Bytes of a text at most: more than any context holds, and an end for devices that have none.
 const MAX_TEXT: u64 = 64 << 20;
@@ -35,6 +36,15 @@ fn read_text(file: &Path) -> Result<String> {
         return Err(Failure::usage(format!("{}: a text of more than {MAX_TEXT} bytes", file.display())));
     }
     Ok(text)
+}
+
+/// Opens a bundle or a folder, and says on stderr what is odd about it.
+fn open(path: &Path, verify: Verify, layers: Option<usize>) -> Result<Bundle> {
+    let bundle = Bundle::open_layers(path, verify, layers)?;
+    if let Some(folder) = bundle.folder() {
+        folder.notes.iter().for_each(|note| output::note(format_args!("{}: {note}", path.display())));
+    }
+    Ok(bundle)
 }
 
 /// Weights and bytes by the name of their format, groups taken together.

@@ -4,15 +4,15 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::read_text;
+use super::{open, read_text};
 use crate::cli::args::Tokenize;
 use crate::cli::failure::{Failure, Result};
 use crate::cli::output;
 use crate::text::Tokenizer;
-use crate::weights::Bundle;
+use crate::weights::Verify;
 
 pub fn run(args: &Tokenize) -> Result<()> {
-    let bundle = Bundle::open(&args.bundle)?;
+    let bundle = open(&args.bundle, Verify::WhenSmall, None)?;
     let file = args.bundle.display();
     let tokenizer =
         Tokenizer::of(&bundle)?.ok_or_else(|| Failure::usage(format!("{file}: the bundle holds no tokenizer")))?;

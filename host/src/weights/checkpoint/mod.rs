@@ -3,6 +3,7 @@
 //! `index.rs` finds the folder and its shards, this file matches tensors with the configuration, `quantization.rs` says
 //! which of them should be packed, `text.rs` reads the tokenizer. Nothing but headers and JSON is read here.
 
+mod digest;
 mod index;
 mod quantization;
 mod text;
@@ -14,6 +15,7 @@ use rayon::prelude::*;
 use safetensors::tensor::Dtype;
 use serde_json::Value;
 
+use super::census;
 use super::config::text_config;
 use super::container::Container;
 use super::error::rule;
@@ -22,6 +24,7 @@ use super::manifest::{self, Declared, Packing};
 use super::store::Store;
 use super::{Bundle, DrafterConfig, Mismatch, ModelConfig, Settings, WeightsError, json};
 use crate::linear::Format;
+pub(super) use digest::verify_files;
 use index::{CONFIG, Index, Kind, Names};
 use quantization::Quantization;
 
@@ -253,9 +256,7 @@ pub(super) fn attach_drafter(
         .collect();
     let lines = match_layout(&own, &unprefixed, false, None).map_err(|m| refused(&own, &index, m))?;
     unreferenced(&own, &lines).map_err(|m| own.blame(m))?;
-    for (name, line) in &lines {
-        manifest::check_values(&own, name, line).map_err(|m| own.blame(m))?;
-    }
+    census::take(&own, &lines).map_err(|m| own.blame(m))?;
     manifest.retain(|name, _| !name.starts_with(layout::DRAFTER));
     manifest.extend(lines.into_iter().map(|(name, line)| (format!("{}{name}", layout::DRAFTER), line)));
     store.take(own, layout::DRAFTER);

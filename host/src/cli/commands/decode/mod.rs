@@ -2,9 +2,11 @@
 
 mod plan;
 mod report;
+mod watch;
 
 use std::ops::ControlFlow;
 
+use super::open;
 use crate::cli::args::Decode;
 use crate::cli::failure::{Failure, Result};
 use crate::cli::interrupt::Polite;
@@ -12,16 +14,20 @@ use crate::cli::output;
 use crate::device::{Device, Mode};
 use crate::engine::{Engine, EngineOptions, Outcome, Request};
 use crate::text::{TextStream, Tokenizer};
-use crate::weights::Bundle;
+use crate::weights::Verify;
 use plan::Plan;
 use report::Report;
+use watch::Watch;
 
 /// Order of threads in checked mode; a run can be repeated.
 const CHECKED_SEED: u64 = 1;
 
 pub fn run(args: &Decode) -> Result<()> {
     plan::check_flags(args)?;
-    let bundle = Bundle::open(&args.bundle)?;
+    let mut bundle = open(&args.bundle, Verify::WhenSmall, args.layers)?;
+    if let Some(folder) = &args.drafter {
+        bundle.attach_drafter(folder)?;
+    }
     let tokenizer = Tokenizer::of(&bundle)?;
     let plan = Plan::new(args, &bundle, tokenizer.as_ref())?;
     let device = if args.checked {
@@ -64,12 +70,16 @@ fn generate(engine: &Engine, plan: &Plan, printer: &mut Printer) -> Result<Outco
     };
     let polite = Polite::begin();
     let mut failed = None;
-    let outcome = engine.generate(&request, &mut |ids| match printer.push(ids) {
-        Ok(ControlFlow::Continue(())) if !polite.requested() => ControlFlow::Continue(()),
-        Ok(_) => ControlFlow::Break(()),
-        Err(failure) => {
-            failed = Some(failure);
-            ControlFlow::Break(())
+    let mut watch = Watch::new(plan.budget);
+    let outcome = engine.generate(&request, &mut |ids| {
+        watch.see(ids.len()).into_iter().for_each(output::note);
+        match printer.push(ids) {
+            Ok(ControlFlow::Continue(())) if !polite.requested() => ControlFlow::Continue(()),
+            Ok(_) => ControlFlow::Break(()),
+            Err(failure) => {
+                failed = Some(failure);
+                ControlFlow::Break(())
+            }
         }
     })?;
     failed.map_or(Ok(outcome), Err)
