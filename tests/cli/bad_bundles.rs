@@ -106,7 +106,7 @@ fn files_that_are_no_bundles() {
         });
     }
     let folder = tempfile::tempdir().unwrap();
-    run(["inspect", folder.path().to_str().unwrap()]).expect(3, &["not a file"]);
+    run(["inspect", folder.path().to_str().unwrap()]).expect(3, &["folder", "`config.json` in it", "none"]);
     run([Path::new("inspect"), &folder.path().join("absent.kdtr")]).expect(3, &["absent.kdtr", "No such file"]);
 }
 

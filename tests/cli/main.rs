@@ -4,8 +4,14 @@
 
 /// Damaged bundles: each is refused quickly, and the message says where.
 mod bad_bundles;
+/// Damaged checkpoint folders: the same.
+mod bad_checkpoints;
 #[path = "../support/bundle.rs"]
 mod bundle;
+#[path = "../support/checkpoint.rs"]
+mod checkpoint;
+/// Checkpoint folders: opened directly, from a cache, with a drafter, in part.
+mod checkpoints;
 /// Random damage: never a crash.
 mod damage;
 /// Output of `decode`: streams, stops, goldens.

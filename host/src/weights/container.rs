@@ -40,8 +40,7 @@ impl Container {
         let io = |source| WeightsError::Io { file: path.to_path_buf(), source };
         // Asked before it is opened: opening a pipe waits for a writer.
         let is_file = std::fs::metadata(path).map_err(io)?.is_file();
-        rule(is_file, || Mismatch::new("path", what, "something that is not a file"))
-            .map_err(|m| m.in_file(path))?;
+        rule(is_file, || Mismatch::new("path", what, "something that is not a file")).map_err(|m| m.in_file(path))?;
         let file = File::open(path).map_err(io)?;
         // SAFETY: the mapping is private and read-only. Nothing in this process writes the file; one that another
         // process cuts short while it is open is outside what a mapped file can promise, as the manual says.

@@ -3,9 +3,9 @@
 use safetensors::tensor::Dtype;
 
 use super::Mismatch;
-use super::store::Store;
 use super::error::rule;
 use super::manifest::raw;
+use super::store::Store;
 use super::tensor::{f32_values, i32_values, typed};
 
 pub(super) const PREFIX: &str = "golden.";
@@ -75,13 +75,7 @@ fn golden(file: &Store, i: usize, vocab: usize) -> Result<Golden, Mismatch> {
     Ok(Golden { prompt, tokens, gap, draft })
 }
 
-fn marginals(
-    file: &Store,
-    ids_name: &str,
-    logp_name: &str,
-    count: usize,
-    vocab: usize,
-) -> Result<Marginals, Mismatch> {
+fn marginals(file: &Store, ids_name: &str, logp_name: &str, count: usize, vocab: usize) -> Result<Marginals, Mismatch> {
     let shape = raw(file, ids_name)?.shape;
     let &[positions, depth, width] = shape else {
         return Err(Mismatch::tensor(ids_name, "three dimensions", format_args!("{shape:?}")));

@@ -7,8 +7,8 @@ use safetensors::tensor::Dtype;
 use serde_json::Value;
 
 use super::container::Raw;
-use super::store::Store;
 use super::error::rule;
+use super::store::Store;
 use super::tensor;
 use super::{Mismatch, json};
 use crate::linear::{Format, GROUPS, HostData, HostWeight, ScaleType};
@@ -102,9 +102,9 @@ pub(super) fn stored_names(name: &str, line: &Declared) -> Vec<String> {
 pub(super) fn owner<'a>(stored: &str, manifest: &'a BTreeMap<String, Declared>) -> Option<&'a str> {
     let names = [Packing::Bundle, Packing::CompressedTensors].into_iter().flat_map(Packing::suffixes);
     let names = names.filter_map(|suffix| stored.strip_suffix(suffix)).chain([stored]);
-    let (name, _) = names.filter_map(|name| manifest.get_key_value(name)).find(|(name, line)| {
-        stored_names(name, line).iter().any(|own| own == stored)
-    })?;
+    let (name, _) = names
+        .filter_map(|name| manifest.get_key_value(name))
+        .find(|(name, line)| stored_names(name, line).iter().any(|own| own == stored))?;
     Some(name)
 }
 
@@ -130,9 +130,9 @@ pub(super) fn check(file: &Store, name: &str, line: &Declared) -> Result<(), Mis
             tensor::typed(packed, raw(file, packed)?, &[dtype], &[shape[0], shape[1] / codes])?;
             let stored = raw(file, scales)?;
             tensor::typed(scales, stored, &[Dtype::BF16, Dtype::F32], &[shape[0], shape[1] / group])?;
-            wanted.get(2).map_or(Ok(()), |size| {
-                tensor::typed(size, raw(file, size)?, &[Dtype::I32, Dtype::I64], &[shape.len()])
-            })
+            wanted
+                .get(2)
+                .map_or(Ok(()), |size| tensor::typed(size, raw(file, size)?, &[Dtype::I32, Dtype::I64], &[shape.len()]))
         }
     }
 }

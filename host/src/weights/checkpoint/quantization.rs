@@ -119,8 +119,7 @@ impl Quantization {
 
 fn patterns(field: &str, list: Option<&Value>) -> Result<Vec<Pattern>, Mismatch> {
     let Some(list) = list.filter(|list| !list.is_null()) else { return Ok(Vec::new()) };
-    let texts: Option<Vec<&str>> =
-        list.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+    let texts: Option<Vec<&str>> = list.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
     texts.ok_or_else(|| at(field, "a list of texts", list))?.into_iter().map(|t| Pattern::parse(field, t)).collect()
 }
 
