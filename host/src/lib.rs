@@ -8,6 +8,7 @@ pub mod engine;
 pub mod kernels;
 pub mod linear;
 pub mod model;
+pub mod plan;
 pub mod reference;
 pub mod selfcheck;
 pub mod text;

@@ -22,6 +22,8 @@ mod help;
 mod overflow;
 /// Starting the binary.
 mod program;
+/// The published tensor table as sparse files: the plan's numbers.
+mod published;
 /// `inspect`, `verify` and `doctor`.
 mod reports;
 /// The tokenizer that ships, and text from users.

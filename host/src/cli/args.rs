@@ -6,6 +6,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::Routing;
 use crate::device::Choice;
+use crate::plan::GpuList;
 
 /// Trees have at most this many nodes.
 pub const MAX_BUDGET: i64 = 64;
@@ -52,11 +53,12 @@ pub enum Command {
 }
 
 #[derive(Args)]
-#[command(group = ArgGroup::new("input").required(true).args(["golden", "prompt", "prompt_file", "prompt_ids"]))]
+#[command(group = ArgGroup::new("input").required(true).args(["golden", "prompt", "prompt_file", "prompt_ids", "plan"]))]
 #[command(after_help = "Examples:\n  \
     kdtree decode bundles/k26-small-int4.kdtr --prompt 'fn main() {' --max-new 64\n  \
     kdtree decode bundles/k26-tiny-int4.kdtr --golden 0 --draft recorded --budget 16 --json\n  \
-    kdtree decode bundles/k26-small-int4.kdtr --prompt-file - --draft none < src/lib.rs")]
+    kdtree decode bundles/k26-small-int4.kdtr --prompt-file - --draft none < src/lib.rs\n  \
+    kdtree decode Kimi-K2.6 --drafter Kimi-K2.6-DFlash --plan --plan-gpus 8xrtx-pro-6000")]
 pub struct Decode {
     /// A .kdtr file or a checkpoint folder
     pub bundle: PathBuf,
@@ -116,6 +118,12 @@ pub struct Decode {
     #[arg(long, help_heading = "Device")]
     pub checked: bool,
 
+    /// Print what the model takes in memory and must read, from metadata alone, and stop
+    #[arg(long, help_heading = "Output")]
+    pub plan: bool,
+    /// Plan for these GPUs, like 8xrtx-pro-6000 [a100-80gb, h100, h200, b200, rtx-4090, rtx-5090]
+    #[arg(long, value_name = "LIST", requires = "plan", help_heading = "Output")]
+    pub plan_gpus: Option<GpuList>,
     /// Print one JSON document instead of the text
     #[arg(long, help_heading = "Output")]
     pub json: bool,

@@ -14,6 +14,7 @@ use crate::model::ModelError;
 use crate::weights::{Golden, WeightsError};
 
 pub use decode::Engine;
+pub use round::round_bytes;
 
 pub type Result<T> = std::result::Result<T, EngineError>;
 

@@ -7,6 +7,7 @@
 use gpu::args::state::{BONUS, COMMITTED, ERROR, ERROR_ROW, MAX_PATH, NODES, PATH, PATH_LEN, STATE_WORDS};
 use gpu::args::tokens::record::RECORD_WORDS;
 
+use super::draft::MAX_CANDIDATES;
 use crate::device::{Buffer, Device, Result};
 use crate::kernels;
 use crate::model::{CHUNK, MAX_ROWS, Rows};
@@ -44,6 +45,12 @@ pub(super) struct Round {
 /// Words of an ancestor row for `rows` rows.
 pub(super) fn words(rows: usize) -> usize {
     rows.div_ceil(32)
+}
+
+/// Bytes that [`Round::new`] allocates, a few hundred aside.
+pub fn round_bytes(vocab: usize, budget: usize, depth: usize) -> usize {
+    let (rows, chunk) = (budget + 1, CHUNK * (2 + words(CHUNK)));
+    size_of::<f32>() * (rows * (vocab + 6 + words(rows)) + 2 * depth * MAX_CANDIDATES + chunk)
 }
 
 impl Round {

@@ -22,7 +22,7 @@ use crate::weights::ModelConfig;
 use layer::Layer;
 pub use load::ModelError;
 pub(crate) use load::{load_weight, norm_weight};
-pub use scratch::Scratch;
+pub use scratch::{Scratch, scratch_bytes};
 
 /// Rows that one forward pass takes at most: a prefill chunk, or a tree of 64 nodes and its root.
 pub const MAX_ROWS: usize = 65;

@@ -43,15 +43,43 @@ pub struct Scratch {
     pub shared: Buffer<f32>,
 }
 
+/// Values of the widest feed-forward of `rows` rows.
+fn inner(c: &ModelConfig, rows: usize) -> usize {
+    let pairs = rows * c.num_experts_per_tok;
+    (rows * c.intermediate_size)
+        .max(pairs * c.moe_intermediate_size)
+        .max(rows * c.moe_intermediate_size * c.n_shared_experts)
+}
+
+/// Values of attention's workspace.
+fn workspace(c: &ModelConfig, slots: usize) -> usize {
+    // Fewer rows may be split into more parts.
+    (1..=MAX_ROWS).map(|r| kernels::mla_workspace(slots, r, c.num_attention_heads)).max().unwrap_or(0)
+}
+
+/// Bytes that [`Scratch::new`] allocates.
+pub fn scratch_bytes(c: &ModelConfig, slots: usize) -> usize {
+    const WORD: usize = size_of::<f32>();
+    // Activations in both roundings.
+    const ACTS: usize = WORD + size_of::<bf16>();
+    let (heads, pairs) = (MAX_ROWS * c.num_attention_heads, MAX_ROWS * c.num_experts_per_tok);
+    let (hidden, key) = (MAX_ROWS * c.hidden_size, c.kv_lora_rank + c.qk_rope_head_dim);
+    let attention = heads * c.qk_head_dim() * (ACTS + WORD)
+        + heads * c.kv_lora_rank * ACTS
+        + heads * key * size_of::<bf16>()
+        + heads * c.v_head_dim * ACTS
+        + workspace(c, slots) * WORD
+        + MAX_ROWS * (key + c.q_lora_rank) * WORD;
+    let experts = MAX_ROWS * c.n_routed_experts * WORD + (6 * pairs + 1) * WORD + pairs * c.hidden_size * WORD;
+    let stream = 3 * hidden * WORD + MAX_ROWS * c.hidden_size.max(c.q_lora_rank) * ACTS;
+    attention + experts + stream + inner(c, MAX_ROWS) * (2 * WORD + ACTS)
+}
+
 impl Scratch {
     pub fn new(device: &Device, c: &ModelConfig, slots: usize) -> Result<Self> {
         let rows = MAX_ROWS;
         let (heads, pairs) = (c.num_attention_heads, rows * c.num_experts_per_tok);
-        let inner = (rows * c.intermediate_size)
-            .max(pairs * c.moe_intermediate_size)
-            .max(rows * c.moe_intermediate_size * c.n_shared_experts);
-        // Fewer rows may be split into more parts.
-        let workspace = (1..=rows).map(|r| kernels::mla_workspace(slots, r, heads)).max().unwrap_or(0);
+        let (inner, workspace) = (inner(c, rows), workspace(c, slots));
         Ok(Self {
             x: device.alloc(rows * c.hidden_size)?,
             a: ActsBuffer::new(device, rows * c.hidden_size.max(c.q_lora_rank))?,
@@ -75,5 +103,40 @@ impl Scratch {
             routed: device.alloc(pairs * c.hidden_size)?,
             shared: device.alloc(rows * c.hidden_size)?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Mode;
+    use crate::weights::Bundle;
+
+    /// The plan's sum is what is allocated.
+    #[test]
+    fn bytes_of_all_buffers() {
+        let bundle = Bundle::open(std::path::Path::new("bundles/k26-tiny-int4.kdtr")).unwrap();
+        for slots in [100, 5000] {
+            let s = Scratch::new(&Device::cpu(Mode::Fast), bundle.config(), slots).unwrap();
+            let acts = [&s.a, &s.q, &s.latent, &s.heads, &s.act].map(|a| a.f32.bytes() + a.bf16.bytes());
+            let floats = [
+                &s.x,
+                &s.rounded,
+                &s.q_a,
+                &s.q_rounded,
+                &s.kv,
+                &s.attention,
+                &s.gate,
+                &s.up,
+                &s.router,
+                &s.expert_weights,
+                &s.routed,
+                &s.shared,
+            ];
+            let words = [&s.expert_ids, &s.order, &s.tiles].map(Buffer::bytes);
+            let sum = acts.iter().sum::<usize>() + floats.iter().map(|b| b.bytes()).sum::<usize>();
+            let sum = sum + words.iter().sum::<usize>() + s.q_abs.bytes();
+            assert_eq!(scratch_bytes(bundle.config(), slots), sum, "{slots} slots");
+        }
     }
 }

@@ -185,6 +185,17 @@ impl Bundle {
         manifest::stored(&self.store, name, line).map_err(|m| self.store.blame(m))
     }
 
+    /// Bytes of a weight's values, or of its codes and scales; 0 of none that there is.
+    pub fn stored_bytes(&self, name: &str) -> usize {
+        let line = self.manifest.get_key_value(name);
+        line.and_then(|(name, line)| Some(manifest::stored(&self.store, name, line).ok()?.bytes())).unwrap_or(0)
+    }
+
+    /// Bytes of all stored tensors.
+    pub fn payload_bytes(&self) -> u64 {
+        self.store.names().filter_map(|name| Some(self.store.get(name)?.bytes.len() as u64)).sum()
+    }
+
     /// The values of a norm's weight or a bias, stored as f32 or bf16.
     pub fn vector_f32(&self, name: &str) -> Result<Vec<f32>, WeightsError> {
         match self.weight(name)?.data {

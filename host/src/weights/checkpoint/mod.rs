@@ -22,7 +22,7 @@ use super::error::rule;
 use super::layout::{self, Expected, Use};
 use super::manifest::{self, Declared, Packing};
 use super::store::Store;
-use super::{Bundle, DrafterConfig, Mismatch, ModelConfig, Settings, WeightsError, json};
+use super::{Bundle, DrafterConfig, HASHED_BELOW, Mismatch, ModelConfig, Settings, WeightsError, json};
 use crate::linear::Format;
 pub(super) use digest::verify_files;
 use index::{CONFIG, Index, Kind, Names};
@@ -256,7 +256,9 @@ pub(super) fn attach_drafter(
         .collect();
     let lines = match_layout(&own, &unprefixed, false, None).map_err(|m| refused(&own, &index, m))?;
     unreferenced(&own, &lines).map_err(|m| own.blame(m))?;
-    census::take(&own, &lines).map_err(|m| own.blame(m))?;
+    if own.bytes() < HASHED_BELOW {
+        census::take(&own, &lines).map_err(|m| own.blame(m))?;
+    }
     manifest.retain(|name, _| !name.starts_with(layout::DRAFTER));
     manifest.extend(lines.into_iter().map(|(name, line)| (format!("{}{name}", layout::DRAFTER), line)));
     store.take(own, layout::DRAFTER);

@@ -1,5 +1,6 @@
 //! `kdtree decode`: continue a prompt. `plan.rs` makes the arguments definite, `report.rs` says what came out.
 
+mod memory;
 mod plan;
 mod report;
 mod watch;
@@ -27,6 +28,9 @@ pub fn run(args: &Decode) -> Result<()> {
     let mut bundle = open(&args.bundle, Verify::WhenSmall, args.layers)?;
     if let Some(folder) = &args.drafter {
         bundle.attach_drafter(folder)?;
+    }
+    if args.plan {
+        return memory::run(args, &bundle, plan::DEFAULT_BUDGET as usize);
     }
     let tokenizer = Tokenizer::of(&bundle)?;
     let plan = Plan::new(args, &bundle, tokenizer.as_ref())?;

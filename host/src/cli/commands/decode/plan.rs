@@ -8,7 +8,7 @@ use crate::engine::Draft;
 use crate::text::Tokenizer;
 use crate::weights::{Bundle, Golden};
 
-const DEFAULT_BUDGET: u32 = 16;
+pub const DEFAULT_BUDGET: u32 = 16;
 const DEFAULT_MAX_NEW: usize = 256;
 
 /// A definite request.
