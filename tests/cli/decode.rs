@@ -111,6 +111,34 @@ fn a_wrong_golden_is_a_failed_verification() {
 }
 
 #[test]
+fn a_near_tie_is_no_failure_where_both_gaps_say_that_it_is_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut parts = super::bundle::Parts::of("k26-tiny-f32");
+    // Token 1 is another, and the golden calls it close.
+    parts.tensor("golden.0.tokens").bytes[4..8].copy_from_slice(&0i32.to_le_bytes());
+    parts.tensor("golden.0.gap").bytes[4..8].copy_from_slice(&0.01f32.to_le_bytes());
+    parts.rehash();
+    let decode = |parts: &super::bundle::Parts, name: &str| {
+        let file = parts.write(folder.path(), name);
+        run(["decode", file.to_str().unwrap(), "--golden", "0", "--device", "cpu", "--max-new", "3", "--json"])
+    };
+    // This run is sure of its own token: no tie.
+    let sure = decode(&parts, "sure.kdtr");
+    let found = sure.expect(7, &["golden 0: token 1: expected 0, found ", "(gap 0.0100, here "]).json();
+    assert_eq!((&found["match"], &found["difference"]["near_tie"]), (&json!(false), &json!(false)));
+    let gap = found["difference"]["gap_found"].as_f64().unwrap();
+    // A bundle whose gaps move by more than both together.
+    parts.set("settings", "gap_tolerance", json!(gap + 0.02));
+    let tie = decode(&parts, "tie.kdtr");
+    let found = tie.expect(0, &["golden 0: equal up to a near-tie at token 1 (gap 0.0100, here "]).json();
+    assert_eq!((&found["match"], &found["difference"]["near_tie"]), (&json!(true), &json!(true)));
+    assert_eq!((&found["equal_tokens"], &found["tokens"]), (&json!(1), &json!(3)));
+    // A little less, and it is a failure again.
+    parts.set("settings", "gap_tolerance", json!(gap + 0.005));
+    decode(&parts, "less.kdtr").expect(7, &["golden 0: token 1: expected 0, found "]);
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_fault() {
     let file = bundle("k26-tiny-f32");
     let inspect = ["inspect", file.to_str().unwrap(), "--json"].map(String::from).to_vec();

@@ -122,7 +122,7 @@ fn case(device: &Device, recorded_logits: &str, parts: Parts) -> Outcome {
     close("logits", &logits(device, &bundle, &prompt)?, &expected, recorded.tolerance()?)?;
 
     let options = EngineOptions { context: Some(CONTEXT), draft: Draft::None, budget: 0 };
-    let engine = Engine::open(&bundle, device.clone(), options)?;
+    let mut engine = Engine::open(&bundle, device.clone(), options)?;
     let request = Request { prompt, max_new: 1, stop_ids: vec![], golden: None };
     let decoded = engine.generate(&request, &mut |_| ControlFlow::Continue(()))?;
     let best = (0..expected.len()).max_by(|&a, &b| expected[a].total_cmp(&expected[b])).map(|id| id as i32);

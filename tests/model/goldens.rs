@@ -43,7 +43,7 @@ fn open(device: &Device, name: &str, draft: Draft, budget: usize) -> Result<(Bun
 }
 
 /// Decodes the first `count` tokens of a golden and compares them.
-fn decode(engine: &Engine, i: usize, golden: &Golden, count: usize) -> Result<Decoded, Failed> {
+fn decode(engine: &mut Engine, i: usize, golden: &Golden, count: usize) -> Result<Decoded, Failed> {
     let request = Request { prompt: golden.prompt.clone(), max_new: count, stop_ids: vec![], golden: Some(golden) };
     let decoded = engine.generate(&request, &mut |_| ControlFlow::Continue(()))?;
     equal(&format!("golden {i}"), &decoded.ids, &golden.tokens[..count])?;
@@ -51,10 +51,10 @@ fn decode(engine: &Engine, i: usize, golden: &Golden, count: usize) -> Result<De
 }
 
 fn tiny(device: &Device, name: &str, draft: Draft, budget: usize) -> Outcome {
-    let (bundle, engine) = open(device, name, draft, budget)?;
+    let (bundle, mut engine) = open(device, name, draft, budget)?;
     let (mut longest, mut shortest) = (0, usize::MAX);
     for (i, golden) in bundle.goldens().iter().enumerate() {
-        let decoded = decode(&engine, i, golden, golden.tokens.len())?;
+        let decoded = decode(&mut engine, i, golden, golden.tokens.len())?;
         let tolerance = bundle.settings().gap_tolerance;
         let apart = |(a, b): (&f32, &f32)| (a - b).abs() > tolerance;
         if let Some(at) = decoded.gaps.iter().zip(&golden.gap).position(apart) {
@@ -81,15 +81,15 @@ fn tiny(device: &Device, name: &str, draft: Draft, budget: usize) -> Outcome {
 
 /// The first tokens of the first golden with every access checked.
 fn checked(name: &str) -> Outcome {
-    let (bundle, engine) = open(&Device::cpu(Mode::Checked { seed: 3 }), name, Draft::Recorded, 7)?;
-    decode(&engine, 0, &bundle.goldens()[0], CHECKED_TOKENS).map(|_| ())
+    let (bundle, mut engine) = open(&Device::cpu(Mode::Checked { seed: 3 }), name, Draft::Recorded, 7)?;
+    decode(&mut engine, 0, &bundle.goldens()[0], CHECKED_TOKENS).map(|_| ())
 }
 
 fn small(device: &Device, draft: Draft, budget: usize) -> Outcome {
-    let (bundle, engine) = open(device, SMALL, draft, budget)?;
+    let (bundle, mut engine) = open(device, SMALL, draft, budget)?;
     let (mut rounds, mut committed) = (0, 0);
     for (i, golden) in bundle.goldens().iter().enumerate() {
-        let decoded = decode(&engine, i, golden, golden.tokens.len())?;
+        let decoded = decode(&mut engine, i, golden, golden.tokens.len())?;
         rounds += decoded.rounds.len();
         committed += decoded.rounds.iter().map(|r| r.accepted + 1).sum::<usize>();
     }

@@ -92,8 +92,8 @@ impl Engine {
     }
 
     /// Decodes. `emit` gets each run of new tokens, and ends the output with `Break`; before each chunk of the prompt
-    /// it gets an empty run.
-    pub fn generate(&self, request: &Request, emit: &mut dyn FnMut(&[i32]) -> ControlFlow<()>) -> Result<Outcome> {
+    /// it gets an empty run. The engine holds the state of one sequence, so it is taken whole.
+    pub fn generate(&mut self, request: &Request, emit: &mut dyn FnMut(&[i32]) -> ControlFlow<()>) -> Result<Outcome> {
         self.check(request)?;
         let mut out = Output::new(request, emit);
         if request.max_new == 0 {

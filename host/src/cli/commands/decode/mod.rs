@@ -42,12 +42,12 @@ pub fn run(args: &Decode) -> Result<()> {
     let info = device.info();
     output::note(format_args!("{} on {} ({})", bundle.settings().name, info.device, info.name));
     let options = EngineOptions { context: Some(plan.context), draft: plan.draft, budget: plan.budget };
-    let engine = Engine::open(&bundle, device, options)?;
+    let mut engine = Engine::open(&bundle, device, options)?;
     if args.explain {
         engine.explain().iter().for_each(output::note);
     }
     let mut printer = Printer::new(&plan, tokenizer.as_ref(), args.json);
-    let outcome = generate(&engine, &plan, &mut printer)?;
+    let outcome = generate(&mut engine, &plan, &mut printer)?;
     let (text, stopped_at) = printer.finish()?;
     let report =
         Report { args, bundle: &bundle, plan: &plan, tokenizer: tokenizer.as_ref(), info, outcome, text, stopped_at };
@@ -65,7 +65,7 @@ pub fn run(args: &Decode) -> Result<()> {
 }
 
 /// Runs the engine, printing as tokens come. Ends early at a stop string, at Ctrl-C, and when nobody reads.
-fn generate(engine: &Engine, plan: &Plan, printer: &mut Printer) -> Result<Outcome> {
+fn generate(engine: &mut Engine, plan: &Plan, printer: &mut Printer) -> Result<Outcome> {
     let request = Request {
         prompt: plan.prompt.clone(),
         max_new: plan.max_new,
