@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small; threads only cost time
 
-from kdtr import cases, check, formats, small, tiny  # noqa: E402
+from kdtr import acceptance, cases, check, formats, small, tiny  # noqa: E402
 from kdtr.format import Bundle, FormatError, save_tensors  # noqa: E402
 
 CASES = {"format": "kdtr-cases", "version": "1"}
@@ -41,12 +41,19 @@ def write_dflash(path, _, __):
     save_tensors(path, small.dflash_cases(Bundle.read(path.parent / "k26-small-int4.kdtr")), CASES)
 
 
+def write_acceptance(path, _, models):
+    if not models.is_dir():
+        raise SystemExit(f"{path.name} holds the published figures of {models}, which does not exist (see --models)")
+    save_tensors(path, acceptance.generate(Bundle.read(path.parent / "k26-small-int4.kdtr"), models), CASES)
+
+
 # name -> (file, write, check, argument of both)
 PRODUCTS = {f"k26-tiny-{k}": (f"k26-tiny-{k}.kdtr", write_tiny, check.check_tiny, k) for k in tiny.KINDS} | {
     "k26-small-int4": ("k26-small-int4.kdtr", write_small, check.check_small, None),
     "kernel-cases": ("kernel-cases.safetensors", write_cases, check.check_cases, None),
     "format-cases": ("format-cases.safetensors", write_formats, check.check_formats, None),
     "dflash-cases": ("dflash-cases.safetensors", write_dflash, check.check_dflash, None),
+    "acceptance-cases": ("acceptance-cases.safetensors", write_acceptance, check.check_acceptance, None),
 }
 
 
@@ -55,7 +62,8 @@ def main():
     parser.add_argument("--only", action="append", choices=PRODUCTS, metavar="NAME", help=", ".join(PRODUCTS))
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file differs")
     parser.add_argument("--models", type=Path, default=HERE.parent.parent / "shared" / "models",
-                        help="folder with k26-small, k26-small-dflash and goldens.json (default: beside the checkout)")
+                        help="folder with k26-small, k26-small-dflash, goldens.json, acceptance.json (default: beside "
+                        "the checkout)")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the files (default: the one of this script)")
     args = parser.parse_args()
     failed = False

@@ -1,11 +1,13 @@
 """Compare the files with what the code makes: weights bit for bit, tokens exactly, gaps within the stated tolerance."""
+import json
+
 import numpy as np
 
-from . import cases, drafts, formats, small, tiny
+from . import acceptance, cases, drafts, formats, small, tiny
 from .dflash import Drafter
 from .format import Bundle, load_tensors
 from .numerics import bf16_values
-from .reference import Model, greedy
+from .reference import Model, greedy, replay
 
 LOGP_TOLERANCE = 1e-5  # of made-up marginals: libm's last bits
 CASE_TOLERANCE = 1e-6  # relative to the largest value, sums are float64
@@ -128,6 +130,31 @@ def check_dflash(path, _, __):
                                                                     for n in ("bonus", "committed")))
     same_arrays(widen(found), widen(want), STAGE_TOLERANCE)
     return "all stages agree"
+
+
+def check_acceptance(path, _, models):
+    """The prompts, the published totals where they are at hand, and some prompts decoded anew."""
+    found = load_tensors(path)[0]
+    if (found["prompts"] != acceptance.read_prompts()).any():
+        raise Mismatch(f"the prompts are not those of {acceptance.PROMPTS.name}")
+    published = models / acceptance.PUBLISHED
+    modes = json.loads(published.read_text())["modes"] if published.is_file() else {}
+    for budget, rounds, committed in zip(found["budgets"].tolist(), found["rounds"], found["committed"]):
+        totals = (int(rounds.sum()), int(committed.sum()))
+        want = modes.get(acceptance.mode(budget))
+        if want and totals != (want["rounds"], want["tokens_committed"]):
+            raise Mismatch(f"budget {budget}: rounds and tokens {totals} are not the published ones")
+    target, drafter = acceptance.twin(Bundle.read(path.parent / "k26-small-int4.kdtr"))
+    for at, budget in enumerate(found["budgets"].tolist()):
+        i = at * len(found["prompts"]) // len(found["budgets"])  # another prompt for each budget
+        prompt, tokens = found["prompts"][i], found["tokens"][i]
+        if (replay(target, prompt, tokens)[0] != tokens).any():
+            raise Mismatch(f"prompt {i}: the reference decodes other tokens")
+        have = (int(found["rounds"][at, i]), int(found["committed"][at, i]))
+        again = acceptance.count(target, drafter, prompt, budget)
+        if have != again:
+            raise Mismatch(f"budget {budget}, prompt {i}: rounds and tokens {have}, the reference counts {again}")
+    return "prompts agree, and the counts of one prompt a budget" + ("" if modes else f"; there is no {published}")
 
 
 def widen(arrays):

@@ -1,5 +1,6 @@
 //! The whole model against the numpy reference's goldens: plain and with trees, every format, both devices.
 
+mod acceptance;
 mod formats;
 mod goldens;
 mod overflow;
@@ -8,6 +9,7 @@ mod support;
 
 fn main() -> std::process::ExitCode {
     let mut suite = support::Suite::new();
+    acceptance::cases(&mut suite);
     goldens::cases(&mut suite);
     formats::cases(&mut suite);
     overflow::cases(&mut suite);
