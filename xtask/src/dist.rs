@@ -1,7 +1,7 @@
 //! Makes `dist/`: what runs tests and benches on a machine that has a GPU and no Rust.
 //!
 //! ```text
-//! dist/kdtree         the release binary      dist/test-bin/   test programs      dist/run-tests.sh   runs them all
+//! dist/kdtree         the stripped binary     dist/test-bin/   test programs      dist/run-tests.sh   runs them all
 //! dist/bundles/       the shipped bundles     dist/tests/      data of the tests
 //! ```
 
@@ -12,10 +12,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the folder may take, bundles above [`LARGE_BUNDLE`] not counted: the binary and two of the test programs each
-/// hold the PTX of three architectures.
-const LIMIT: u64 = 30_000_000;
-const LARGE_BUNDLE: u64 = 4_000_000;
+/// What the folder may take, bundles above [`LARGE_BUNDLE`] not counted.
+const LIMIT: u64 = 20_000_000;
+const LARGE_BUNDLE: u64 = 2_000_000;
+/// The profile of the programs: release, and whole-program optimisation for size on the way.
+const PROFILE: &str = "dist";
 
 const RUN_TESTS: &str = r#"#!/usr/bin/env bash
 # Runs every test program of this folder on this machine's GPU. Needs the driver and nothing else.
@@ -39,14 +40,14 @@ echo "all test programs passed"
 /// Builds and fills `dist/`, with the bundles or without, and prints what it weighs.
 pub fn run(root: &Path, with_bundles: bool) -> Result<()> {
     step("setup", || setup::run(root))?;
-    step("build", || process::run(cargo(root).args(["build", "--release", "--bin", "kdtree"])))?;
+    step("build", || process::run(cargo(root).args(["build", "--profile", PROFILE, "--bin", "kdtree"])))?;
     let programs = step("build tests", || test_programs(root))?;
     let dist = root.join("dist");
     if dist.exists() {
         fs::remove_dir_all(&dist).with_context(|| format!("remove {}", dist.display()))?;
     }
     make(&dist.join("test-bin"))?;
-    strip(&root.join("target/release/kdtree"), &dist.join("kdtree"))?;
+    strip(&root.join("target").join(PROFILE).join("kdtree"), &dist.join("kdtree"))?;
     for (name, program) in &programs {
         if !has_tests(program)? {
             println!("left out, it has no tests: {name}");
@@ -67,7 +68,7 @@ pub fn run(root: &Path, with_bundles: bool) -> Result<()> {
 /// The test programs of `tests/`, with the names they get. Unit tests need no GPU and stay here.
 fn test_programs(root: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut command = cargo(root);
-    command.args(["test", "--no-run", "--package", "kdtree-engine", "--test", "*"]);
+    command.args(["test", "--no-run", "--profile", PROFILE, "--package", "kdtree-engine", "--test", "*"]);
     command.arg("--message-format=json-render-diagnostics");
     command.stderr(std::process::Stdio::inherit());
     let messages = process::output(&mut command)?;

@@ -3,9 +3,9 @@
 //! The names follow the published crate of the same name (`CudaBuilder::new("gpu").arch(..).build()`), which needs a
 //! 2021 compiler and libNVVM and cannot target today's GPUs; nothing else is shared with it.
 //!
-//! A build script needs one call, [`embed`]: it compiles the crate for every architecture and writes `<arch>.ptx` and
-//! `ptx.rs` (`pub const PTX: &[(&str, &str)]`, architecture and text, lowest first) to `OUT_DIR`. The kernels are
-//! compiled by an inner cargo with its own target folder, `target/ptx/<arch>`, and the toolchain that
+//! A build script needs one call, [`embed`]: it compiles the crate for every architecture and writes `<arch>.ptx.z` and
+//! `ptx.rs` (`pub const PTX: &[(&str, &[u8])]`, architecture and zlib stream of the text, lowest first) to `OUT_DIR`.
+//! The kernels are compiled by an inner cargo with its own target folder, `target/ptx/<arch>`, and the toolchain that
 //! [`Toolchain::find`] names.
 //!
 //! Every output is checked before it is used: `.target` and `.version` are those asked for, and no kernel reaches

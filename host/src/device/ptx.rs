@@ -1,8 +1,12 @@
 //! The kernels' PTX in this program, and which of it a card takes.
 
+use std::ffi::CString;
+
+use miniz_oxide::inflate::decompress_to_vec_zlib;
+
 use super::{DeviceError, Result};
 
-// `pub const PTX: &[(&str, &str)]`: target and text, lowest target first. The build script writes it.
+// `pub const PTX: &[(&str, &[u8])]`: target and zlib stream of the text, lowest first. The build script writes it.
 include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
 /// Number of a target: 90 for `sm_90`.
@@ -22,13 +26,20 @@ fn suits(target: &str, (major, minor): (u32, u32)) -> bool {
     }
 }
 
+/// The text of a target's PTX.
+pub(super) fn unpack(target: &str, packed: &[u8]) -> Result<CString> {
+    let broken = |text: String| DeviceError::Ptx { target: target.into(), text };
+    let text = decompress_to_vec_zlib(packed).map_err(|e| broken(format!("their text does not unpack: {e}")))?;
+    CString::new(text).map_err(|_| broken("the PTX holds a zero byte".into()))
+}
+
 /// What to try on a card of this capability, best first. `forced` is the target that `--ptx` names.
 pub(super) fn candidates<'a>(
-    ptx: &[(&'a str, &'a str)],
+    ptx: &[(&'a str, &'a [u8])],
     card: &str,
     capability: (u32, u32),
     forced: Option<&str>,
-) -> Result<Vec<(&'a str, &'a str)>> {
+) -> Result<Vec<(&'a str, &'a [u8])>> {
     let (major, minor) = capability;
     let names = ptx.iter().map(|p| p.0).collect::<Vec<_>>().join(", ");
     if ptx.is_empty() {
@@ -67,7 +78,7 @@ pub(super) fn driver_too_old(code: i32, log: &str) -> bool {
 mod tests {
     use super::*;
 
-    const ALL: [(&str, &str); 3] = [("sm_80", "a"), ("sm_90", "b"), ("sm_120", "c")];
+    const ALL: [(&str, &[u8]); 3] = [("sm_80", b"a"), ("sm_90", b"b"), ("sm_120", b"c")];
 
     fn chosen(capability: (u32, u32), forced: Option<&str>) -> Result<Vec<&'static str>> {
         Ok(candidates(&ALL, "Card", capability, forced)?.into_iter().map(|p| p.0).collect())
@@ -120,8 +131,19 @@ mod tests {
 
     #[test]
     fn embedded_kernels_name_their_targets() {
-        for (target, text) in PTX {
-            assert!(number(target).is_some() && text.contains(&format!(".target {target}")), "{target}");
+        for (target, packed) in PTX {
+            let text = unpack(target, packed).unwrap().into_string().unwrap();
+            assert!(number(target).is_some() && text.contains(&format!(".target {target}\n")), "{target}");
         }
+    }
+
+    #[test]
+    fn a_damaged_stream_is_an_error_of_its_target() {
+        let Some((target, packed)) = PTX.first() else { return };
+        let mut damaged = packed.to_vec();
+        // The last four bytes are the text's checksum.
+        *damaged.last_mut().unwrap() ^= 1;
+        let error = unpack(target, &damaged).unwrap_err().to_string();
+        assert!(error.contains(target) && error.contains("unpack"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! A GPU with its context, kernels and streams, and the words for its errors.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, OnceLock};
 
@@ -294,10 +294,10 @@ impl Drop for Card {
 }
 
 /// Loads the first target that the driver does not call too new for itself.
-fn load_best(candidates: &[(&'static str, &'static str)], version: (i32, i32)) -> Result<(&'static str, Module)> {
+fn load_best(candidates: &[(&'static str, &'static [u8])], version: (i32, i32)) -> Result<(&'static str, Module)> {
     let mut refused = Vec::new();
-    for &(target, text) in candidates {
-        match load(target, text)? {
+    for &(target, packed) in candidates {
+        match load(target, &ptx::unpack(target, packed)?)? {
             Ok(module) => return Ok((target, module)),
             Err(why) => refused.push(format!("{target}: {why}")),
         }
@@ -308,18 +308,17 @@ fn load_best(candidates: &[(&'static str, &'static str)], version: (i32, i32)) -
 }
 
 /// Compiles and loads PTX. The inner error says why the driver is too old for it.
-fn load(target: &str, text: &str) -> Result<std::result::Result<Module, String>> {
+fn load(target: &str, text: &CStr) -> Result<std::result::Result<Module, String>> {
     const OUT_OF_MEMORY: i32 = 2;
     let broken = |text| DeviceError::Ptx { target: target.into(), text };
-    let text = CString::new(text).map_err(|_| broken("the PTX holds a zero byte".into()))?;
-    let (code, words) = match cust_call("cuModuleLoadDataEx", Module::from_ptx_cstr(&text, &[])) {
+    let (code, words) = match cust_call("cuModuleLoadDataEx", Module::from_ptx_cstr(text, &[])) {
         Ok(module) => return Ok(Ok(module)),
         Err(error @ DeviceError::Driver { code: OUT_OF_MEMORY, .. }) => return Err(error),
         Err(DeviceError::Driver { code, text, .. }) if is_fault(code) => return Err(failure_of(code, text)),
         Err(DeviceError::Driver { code, text, .. }) => (code, text),
         Err(other) => return Err(other),
     };
-    let log = log_of_load(&text);
+    let log = log_of_load(text);
     let all = if log.is_empty() { words } else { format!("{words}\n{log}") };
     match ptx::driver_too_old(code, &log) {
         true => Ok(Err(all.replace('\n', ": "))),
@@ -332,7 +331,7 @@ fn failure_of(code: i32, text: String) -> DeviceError {
 }
 
 /// Loads once more for the compiler's messages alone: cust has no place for them.
-fn log_of_load(text: &CString) -> String {
+fn log_of_load(text: &CStr) -> String {
     use sys::CUjit_option as Option;
     let mut log = vec![0u8; LOG];
     let mut module = std::ptr::null_mut();
