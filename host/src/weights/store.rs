@@ -1,6 +1,6 @@
 //! The files under a model and the place of every tensor in them, by the name that the engine knows it by.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::container::{Container, Raw};
@@ -9,7 +9,7 @@ use super::{Mismatch, WeightsError};
 /// Open files with their tensors.
 pub(super) struct Store {
     files: Vec<Container>,
-    tensors: HashMap<String, Place>,
+    tensors: BTreeMap<String, Place>,
     /// What the whole is called in messages: a file or a folder.
     path: PathBuf,
 }
@@ -22,7 +22,7 @@ struct Place {
 
 impl Store {
     pub fn new(path: &Path) -> Self {
-        Self { files: Vec::new(), tensors: HashMap::new(), path: path.to_path_buf() }
+        Self { files: Vec::new(), tensors: BTreeMap::new(), path: path.to_path_buf() }
     }
 
     /// All tensors of one file, by their own names.
@@ -61,6 +61,7 @@ impl Store {
         self.files.get(place.file)?.get(place.stored.as_ref().unwrap_or(name))
     }
 
+    /// In order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
