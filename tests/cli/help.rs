@@ -17,7 +17,7 @@ fn help_is_word_for_word() {
 
 #[test]
 fn every_command_has_help_and_completions() {
-    let commands = ["decode", "inspect", "verify", "tokenize", "doctor", "bench", "completions"];
+    let commands = ["decode", "inspect", "verify", "convert", "tokenize", "doctor", "bench", "completions"];
     for command in commands {
         assert!(run([command, "--help"]).expect(0, &[]).stdout.contains(&format!("Usage: kdtree {command}")));
     }

@@ -12,6 +12,8 @@ mod bundle;
 mod checkpoint;
 /// Checkpoint folders: opened directly, from a cache, with a drafter, in part.
 mod checkpoints;
+/// Writing `.kdtr` files: verified, taken up after a kill, never over another file.
+mod convert;
 /// Random damage: never a crash.
 mod damage;
 /// Output of `decode`: streams, stops, goldens.

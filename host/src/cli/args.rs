@@ -41,6 +41,8 @@ pub enum Command {
     Inspect(Inspect),
     /// Read all of a bundle or a checkpoint folder: hashes where there are any, and values
     Verify(Verify),
+    /// Write a .kdtr file from a checkpoint folder
+    Convert(Convert),
     /// Turn text into token ids, or ids into text
     Tokenize(Tokenize),
     /// Say what this machine can run, what is missing, and whether every kernel works
@@ -164,6 +166,41 @@ pub struct Verify {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "A run that was ended goes on where it stopped when the same command is given again.\n\n\
+    Examples:\n  \
+    kdtree convert Kimi-K2.6 kimi.kdtr --drafter Kimi-K2.6-DFlash\n  \
+    kdtree convert DeepSeek-bf16 int4.kdtr --quantize w4a16 --layers 0..4")]
+pub struct Convert {
+    /// A checkpoint folder or a .kdtr file
+    pub bundle: PathBuf,
+    /// The file to write; it must not exist
+    pub out: PathBuf,
+    /// Pack the drafter of this folder, too
+    #[arg(long, value_name = "FOLDER")]
+    pub drafter: Option<PathBuf>,
+    /// Store routed experts of a plain checkpoint in this format: rounded to nearest, groups of 32
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub quantize: Option<Quantize>,
+    /// Take the first K layers only: `0..K` or `K`
+    #[arg(long, value_name = "0..K", value_parser = layers)]
+    pub layers: Option<usize>,
+    /// Make the work safe on disk every so many megabytes
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub sync_mb: u64,
+    /// Only say how large the file would be
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Quantize {
+    W4a16,
 }
 
 #[derive(Args)]

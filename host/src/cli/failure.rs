@@ -37,6 +37,9 @@ pub enum Failure {
     Closed,
     #[error("stdout: {0}")]
     Output(io::Error),
+    /// A file that could not be written.
+    #[error("{0}")]
+    Write(String),
 }
 
 impl Failure {
@@ -47,7 +50,7 @@ impl Failure {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Closed => 0,
-            Self::Output(_) => 1,
+            Self::Output(_) | Self::Write(_) => 1,
             Self::Usage(_) => 2,
             Self::Weights(_) | Self::Text(_) | Self::File { .. } => 3,
             Self::Device(error) => device(error),
@@ -84,6 +87,7 @@ mod tests {
         let memory = || DeviceError::OutOfMemory { bytes: 1 };
         for (failure, code) in [
             (Failure::Closed, 0),
+            (Failure::Write("x".into()), 1),
             (Failure::usage("x"), 2),
             (Failure::Engine(EngineError::Request("x".into())), 2),
             (Failure::Text(TextError::Encode("x".into())), 3),

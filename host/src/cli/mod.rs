@@ -24,6 +24,7 @@ pub fn main() -> ExitCode {
         Command::Decode(args) => commands::decode::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
+        Command::Convert(args) => commands::convert::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Bench(Bench::Kernel(args)) => commands::bench::run(&args),

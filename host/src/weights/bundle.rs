@@ -177,18 +177,22 @@ impl Bundle {
 
     /// Weight `name` as stored, for products and look-ups. What opening did not read is looked at now.
     pub fn weight(&self, name: &str) -> Result<HostWeight<'_>, WeightsError> {
-        let missing = || Mismatch::tensor(name, "a weight of the manifest", "none").in_file(self.path());
-        let (name, line) = self.manifest.get_key_value(name).ok_or_else(missing)?;
-        if !self.checked {
+        if let (false, Some(line)) = (self.checked, self.manifest.get(name)) {
             manifest::check_scales(&self.store, name, line).map_err(|m| self.store.blame(m))?;
         }
+        self.stored_weight(name)
+    }
+
+    /// Weight `name`, not looked at.
+    pub(super) fn stored_weight(&self, name: &str) -> Result<HostWeight<'_>, WeightsError> {
+        let missing = || Mismatch::tensor(name, "a weight of the manifest", "none").in_file(self.path());
+        let (name, line) = self.manifest.get_key_value(name).ok_or_else(missing)?;
         manifest::stored(&self.store, name, line).map_err(|m| self.store.blame(m))
     }
 
     /// Bytes of a weight's values, or of its codes and scales; 0 of none that there is.
     pub fn stored_bytes(&self, name: &str) -> usize {
-        let line = self.manifest.get_key_value(name);
-        line.and_then(|(name, line)| Some(manifest::stored(&self.store, name, line).ok()?.bytes())).unwrap_or(0)
+        self.stored_weight(name).map_or(0, |weight| weight.bytes())
     }
 
     /// Bytes of all stored tensors.

@@ -2,9 +2,11 @@
 
 pub mod bench;
 pub mod completions;
+pub mod convert;
 pub mod decode;
 pub mod doctor;
 pub mod inspect;
+mod progress;
 pub mod tokenize;
 pub mod verify;
 

@@ -1,0 +1,69 @@
+//! `kdtree convert`: a checkpoint folder, or a bundle, to a `.kdtr` file.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::{open, progress::Progress};
+use crate::cli::args::Convert;
+use crate::cli::failure::{Failure, Result};
+use crate::cli::output::{self, Bytes};
+use crate::weights::{Conversion, ConvertError, Verify};
+
+const MEGABYTE: u64 = 1_000_000;
+
+pub fn run(args: &Convert) -> Result<()> {
+    if std::fs::symlink_metadata(&args.out).is_ok() {
+        return Err(Failure::usage(format!("{}: exists; nothing is overwritten", args.out.display())));
+    }
+    let mut bundle = open(&args.bundle, Verify::Never, args.layers)?;
+    if let Some(folder) = &args.drafter {
+        bundle.attach_drafter(folder)?;
+    }
+    if !bundle.goldens().is_empty() {
+        output::note(format_args!("{}: goldens are not taken over", args.bundle.display()));
+    }
+    let conversion = Conversion::new(&bundle, args.quantize.is_some()).map_err(failure)?;
+    let bytes = conversion.bytes();
+    if args.dry_run {
+        let document =
+            json!({ "file": args.out.display().to_string(), "bytes": bytes, "tensors": conversion.tensors() });
+        return match args.json {
+            true => output::json(&document),
+            false => {
+                let tensors = conversion.tensors();
+                output::line(format_args!("{}: {tensors} tensors, {}", args.out.display(), Bytes(bytes)))
+            }
+        };
+    }
+    let start = Instant::now();
+    let mut bar = Progress::new(bytes);
+    let written = conversion.write(&args.out, args.sync_mb * MEGABYTE, &mut |what, done| bar.show(what, done));
+    bar.clear();
+    let written = written.map_err(failure)?;
+    let seconds = start.elapsed().as_secs_f64();
+    if args.json {
+        let mut document = json!(written);
+        document["file"] = json!(args.out.display().to_string());
+        document["seconds"] = json!(seconds);
+        return output::json(&document);
+    }
+    let resumed = match written.resumed_bytes {
+        0 => String::new(),
+        bytes => format!(", {} of it by an earlier run", Bytes(bytes)),
+    };
+    let (weights, tensors) = (written.weights, written.tensors);
+    output::line(format_args!(
+        "{}: {weights} weights in {tensors} tensors, {}{resumed}; read back and compared, {seconds:.1} s",
+        args.out.display(),
+        Bytes(written.bytes)
+    ))
+}
+
+fn failure(error: ConvertError) -> Failure {
+    match error {
+        ConvertError::Weights(error) => error.into(),
+        ConvertError::Write { .. } => Failure::Write(error.to_string()),
+        ConvertError::Exists(_) | ConvertError::Busy(_) | ConvertError::Nothing(_) => Failure::usage(error.to_string()),
+    }
+}

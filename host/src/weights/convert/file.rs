@@ -1,0 +1,169 @@
+//! The file under `convert`: written beside its name, taken up after a kill, renamed when it has been read back.
+//!
+//! `OUT.part` has its full length from the start, header included, with zeros for hashes. `OUT.part.done` names the
+//! source in its first line and then one finished piece a line, with its hash, written after the piece is on disk.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+
+use super::{Conversion, ConvertError, HASH_CHARS, Piece};
+use crate::weights::{Bundle, Verify};
+
+/// Bytes of the length in front of the header.
+const LENGTH_BYTES: usize = 8;
+
+fn beside(out: &Path, suffix: &str) -> PathBuf {
+    let mut name = out.as_os_str().to_os_string();
+    name.push(suffix);
+    name.into()
+}
+
+/// Writes `conversion` to `out`. Returns the bytes that were there from an earlier run.
+pub(super) fn write(
+    conversion: &Conversion,
+    out: &Path,
+    sync: u64,
+    progress: &mut dyn FnMut(&str, u64),
+) -> Result<u64, ConvertError> {
+    if std::fs::symlink_metadata(out).is_ok() {
+        return Err(ConvertError::Exists(out.to_path_buf()));
+    }
+    let (part_path, log_path) = (beside(out, ".part"), beside(out, ".part.done"));
+    let failed = |file: &Path| {
+        let (file, part) = (file.to_path_buf(), part_path.clone());
+        move |source: io::Error| ConvertError::Write { file, part, source }
+    };
+    let mut log = open(&log_path).map_err(failed(&log_path))?;
+    if log.try_lock().is_err() {
+        return Err(ConvertError::Busy(out.to_path_buf()));
+    }
+    let part = open(&part_path).map_err(failed(&part_path))?;
+    let pieces = &conversion.pieces;
+    let zeros = vec!["0".repeat(HASH_CHARS); pieces.len()];
+    let header = conversion.header(&zeros);
+    let length = (LENGTH_BYTES + header.len()) as u64 + conversion.bytes();
+    let source = fingerprint(conversion, &header);
+    let mut hashes = finished(&mut log, &source, pieces.len()).map_err(failed(&log_path))?;
+    if hashes.is_empty() || part.metadata().map_err(failed(&part_path))?.len() != length {
+        hashes.clear();
+        start(&mut log, &source, &part, length).map_err(failed(&part_path))?;
+    }
+    let resumed: u64 = hashes.keys().map(|&i| pieces[i].bytes).sum();
+    let mut at = (LENGTH_BYTES + header.len()) as u64;
+    let placed: Vec<(usize, u64)> = pieces.iter().enumerate().map(|(i, piece)| (i, advance(&mut at, piece))).collect();
+    let mut done = resumed;
+    progress("writing", done);
+    let left: Vec<(usize, u64)> = placed.into_iter().filter(|(i, _)| !hashes.contains_key(i)).collect();
+    for batch in batches(&left, pieces, sync) {
+        let fresh: Result<Vec<(usize, String)>, ConvertError> = batch
+            .par_iter()
+            .map(|&(i, at)| {
+                let bytes = conversion.content(&pieces[i])?;
+                part.write_all_at(&bytes, at).map_err(failed(&part_path))?;
+                Ok((i, blake3::hash(&bytes).to_hex().to_string()))
+            })
+            .collect();
+        let fresh = fresh?;
+        part.sync_data().map_err(failed(&part_path))?;
+        let lines: String = fresh.iter().map(|(i, hash)| format!("{i} {hash}\n")).collect();
+        log.write_all(lines.as_bytes()).and_then(|()| log.sync_data()).map_err(failed(&log_path))?;
+        done += batch.iter().map(|&(i, _)| pieces[i].bytes).sum::<u64>();
+        hashes.extend(fresh);
+        progress("writing", done);
+    }
+    let sums: Vec<String> = (0..pieces.len()).map(|i| hashes.get(&i).cloned().unwrap_or_default()).collect();
+    let header = conversion.header(&sums);
+    let size = (header.len() as u64).to_le_bytes();
+    part.write_all_at(&[&size[..], &header].concat(), 0).map_err(failed(&part_path))?;
+    part.sync_all().map_err(failed(&part_path))?;
+    progress("reading back", 0);
+    read_back(&part_path, &log_path)?;
+    progress("reading back", conversion.bytes());
+    if std::fs::symlink_metadata(out).is_ok() {
+        return Err(ConvertError::Exists(out.to_path_buf()));
+    }
+    std::fs::rename(&part_path, out).map_err(failed(out))?;
+    std::fs::remove_file(&log_path).map_err(failed(&log_path))?;
+    Ok(resumed)
+}
+
+/// Where a piece begins; `at` moves behind it.
+fn advance(at: &mut u64, piece: &Piece) -> u64 {
+    let start = *at;
+    *at += piece.bytes;
+    start
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
+}
+
+/// Everything that must be the same for an earlier run's work to count: what is written, and the files it comes from.
+fn fingerprint(conversion: &Conversion, header: &[u8]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(header);
+    for file in conversion.bundle.store.files() {
+        let about = std::fs::metadata(file.path()).ok();
+        let changed = about.as_ref().and_then(|about| about.modified().ok());
+        hasher.update(format!("{:?} {} {changed:?}", file.path(), file.bytes()).as_bytes());
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// The pieces that a log names with their hashes, if it is of this source; the log is left at its end.
+fn finished(log: &mut File, source: &str, pieces: usize) -> io::Result<HashMap<usize, String>> {
+    let mut text = String::new();
+    log.read_to_string(&mut text)?;
+    // A line that was cut off by a kill does not count.
+    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+    log.set_len(whole.len() as u64)?;
+    log.seek(SeekFrom::End(0))?;
+    let mut lines = whole.lines();
+    if lines.next() != Some(source) {
+        return Ok(HashMap::new());
+    }
+    let entry = |line: &str| {
+        let (i, hash) = line.split_once(' ')?;
+        let i: usize = i.parse().ok()?;
+        (i < pieces && hash.len() == HASH_CHARS).then(|| (i, hash.to_string()))
+    };
+    Ok(lines.filter_map(entry).collect())
+}
+
+/// Forgets what was there.
+fn start(log: &mut File, source: &str, part: &File, length: u64) -> io::Result<()> {
+    log.set_len(0)?;
+    log.seek(SeekFrom::Start(0))?;
+    part.set_len(0)?;
+    part.set_len(length)?;
+    log.write_all(format!("{source}\n").as_bytes())?;
+    log.sync_data()
+}
+
+/// Runs of pieces of about `sync` bytes.
+fn batches<'a>(left: &'a [(usize, u64)], pieces: &[Piece], sync: u64) -> Vec<&'a [(usize, u64)]> {
+    let (mut batches, mut from, mut bytes) = (Vec::new(), 0, 0);
+    for (k, &(i, _)) in left.iter().enumerate() {
+        bytes += pieces[i].bytes;
+        if bytes >= sync || k + 1 == left.len() {
+            batches.push(&left[from..=k]);
+            (from, bytes) = (k + 1, 0);
+        }
+    }
+    batches
+}
+
+/// Opens the file as any reader would and compares all of it with its hashes. What is wrong is not taken up again.
+fn read_back(part: &Path, log: &Path) -> Result<(), ConvertError> {
+    let read = Bundle::open_with(part, Verify::Never).and_then(|bundle| bundle.verify());
+    if read.is_err() {
+        // The next run begins anew; if this fails, so does that run's look at the log.
+        let _ = std::fs::remove_file(log);
+    }
+    read.map(|_| ()).map_err(ConvertError::from)
+}
