@@ -98,16 +98,6 @@ pub(super) fn stored_names(name: &str, line: &Declared) -> Vec<String> {
     }
 }
 
-/// The weight that tensor `stored` belongs to.
-pub(super) fn owner<'a>(stored: &str, manifest: &'a BTreeMap<String, Declared>) -> Option<&'a str> {
-    let names = [Packing::Bundle, Packing::CompressedTensors].into_iter().flat_map(Packing::suffixes);
-    let names = names.filter_map(|suffix| stored.strip_suffix(suffix)).chain([stored]);
-    let (name, _) = names
-        .filter_map(|name| manifest.get_key_value(name))
-        .find(|(name, line)| stored_names(name, line).iter().any(|own| own == stored))?;
-    Some(name)
-}
-
 /// Checks that weight `name` is stored as declared, and in no other way.
 pub(super) fn check(file: &Store, name: &str, line: &Declared) -> Result<(), Mismatch> {
     let wanted = stored_names(name, line);

@@ -8,7 +8,7 @@ mod index;
 mod quantization;
 mod text;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -220,9 +220,9 @@ fn match_layout(
 
 /// Every tensor that is kept belongs to a weight.
 fn unreferenced(store: &Store, manifest: &BTreeMap<String, Declared>) -> std::result::Result<(), Mismatch> {
-    let mut strays: Vec<&str> = store.names().filter(|name| manifest::owner(name, manifest).is_none()).collect();
-    strays.sort_unstable();
-    strays.first().map_or(Ok(()), |name| {
+    let owned: HashSet<String> = manifest.iter().flat_map(|(name, line)| manifest::stored_names(name, line)).collect();
+    let stray = store.names().find(|name| !owned.contains(*name));
+    stray.map_or(Ok(()), |name| {
         Err(Mismatch::tensor(name, "a weight of the configured model", "one that it does not have"))
     })
 }
