@@ -2,7 +2,8 @@
 
 The outputs of some target layers, fused by `fc` and `hidden_norm`, give keys and values of every committed position; a
 block of the bonus token and mask tokens reads them, and itself, in both directions. Slot k of the block predicts the
-token at its own position. Embedding and head are the target's. Keys are normed per head and rotated by halves; keys,
+token at its own position. In a sliding layer a block row sees `sliding_window` positions only, the last of them its
+own. Embedding and head are the target's. Keys are normed per head and rotated by halves; keys,
 values, queries and softmax weights are bf16.
 """
 import math
@@ -30,7 +31,8 @@ def log_softmax(logits):
 class DraftLayer:
     """One layer; `heads` query heads share `kv_heads` keys and values."""
 
-    def __init__(self, config, get, linear, arith):
+    def __init__(self, config, get, linear, arith, window=None):
+        self.window = window
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.size, self.eps, self.arith = config["head_dim"], config["rms_norm_eps"], arith
         self.q, self.k, self.v, self.o = (linear(f"self_attn.{n}_proj.weight") for n in "qkvo")
@@ -46,6 +48,13 @@ class DraftLayer:
         k = rms_norm(self.split(self.k(x), self.kv_heads), self.k_norm, self.eps)
         return round_bf16(rotate_halves(k, cos, sin)), round_bf16(self.split(self.v(x), self.kv_heads))
 
+    def mask(self, rows, slots):
+        """0 where a block row sees a slot, minus infinity elsewhere; the block's rows are the last slots."""
+        if self.window is None:
+            return 0
+        own, slot = np.arange(slots - rows, slots)[:, None], np.arange(slots)
+        return np.where((slot <= own) & (slot > own - self.window), 0, -np.inf).astype(self.arith.dtype)
+
     def __call__(self, h, keys, values, cos, sin):
         """h [block, D]; keys, values [kv_heads, S, size] of the context."""
         a = rms_norm(h, self.norm_in, self.eps)
@@ -55,7 +64,7 @@ class DraftLayer:
         share = self.heads // self.kv_heads
         k = np.repeat(np.concatenate((keys, k), 1), share, 0)
         v = np.repeat(np.concatenate((values, v), 1), share, 0)
-        o = attend(self.arith, q, k, v, 1 / math.sqrt(self.size), 0)
+        o = attend(self.arith, q, k, v, 1 / math.sqrt(self.size), self.mask(len(h), k.shape[1]))
         h = h + self.o(o.transpose(1, 0, 2).reshape(len(h), -1))
         return h + self.mlp(rms_norm(h, self.norm_mlp, self.eps))
 
@@ -72,14 +81,15 @@ class Drafter:
         def linear(name):
             return Linear(weights[PREFIX + name], arith)
 
-        if any(kind != "full_attention" for kind in config["layer_types"]):
-            raise ValueError(f"drafter layer types {config['layer_types']}: only full_attention is known here")
+        if not set(config["layer_types"]) <= {"full_attention", "sliding_attention"}:
+            raise ValueError(f"drafter layer types {config['layer_types']}: full and sliding attention are known here")
         self.block, self.eps = config["block_size"], config["rms_norm_eps"]
         self.taps, self.mask = config["dflash_config"]["target_layer_ids"], config["dflash_config"]["mask_token_id"]
         self.fc, self.hidden_norm, self.norm = linear("fc.weight"), get("hidden_norm.weight"), get("norm.weight")
         self.frequencies = yarn_frequencies(config["head_dim"], config["rope_theta"], config["rope_scaling"])
         self.layers = [DraftLayer(config, lambda n, i=i: get(f"layers.{i}.{n}"),
-                                  lambda n, i=i: linear(f"layers.{i}.{n}"), arith)
+                                  lambda n, i=i: linear(f"layers.{i}.{n}"), arith,
+                                  config["sliding_window"] if config["layer_types"][i] == "sliding_attention" else None)
                        for i in range(config["num_hidden_layers"])]
         empty = np.zeros((config["num_key_value_heads"], 0, config["head_dim"]), arith.dtype)
         self.cache = [(empty, empty) for _ in self.layers]

@@ -86,6 +86,21 @@ class Decoding(unittest.TestCase):
                 mass = np.exp(golden.draft_logp.astype(np.float64)).sum(-1)
                 self.assertTrue((mass <= 1).all() and (np.diff(golden.draft_logp, axis=-1) <= 0).all())
 
+    def test_sliding_layers_see_their_window(self):
+        """The lengths of the rounds, with which tests/model/checkpoints.rs compares the engine's."""
+        bundle = Bundle.read(ROOT / "k26-small-int4.kdtr")
+        target, golden = Model(bundle.config, bundle.settings, bundle.weights), bundle.goldens[0]
+        found = {}
+        for window in (24, 10_000):
+            config = bundle.drafter_config | {"layer_types": ["sliding_attention"] * 2, "sliding_window": window}
+            drafter = Drafter(config, bundle.weights, target)
+            tokens, found[window] = decode(target, drafter, golden.prompt, 24, 16)
+            self.assertEqual(tokens.tolist(), golden.tokens[:24].tolist())
+        self.assertEqual(found[24][:12], [2, 1, 2, 3, 1, 1, 1, 2, 1, 2, 1, 1])
+        # A window of everything is causal, and no window is not: rows of the block see each other both ways.
+        self.assertNotEqual(found[10_000], decode(target, Drafter(bundle.drafter_config, bundle.weights, target),
+                                                  golden.prompt, 24, 16)[1])
+
     def test_the_trained_drafter(self):
         bundle = Bundle.read(ROOT / "k26-small-int4.kdtr")
         target, golden = Model(bundle.config, bundle.settings, bundle.weights), bundle.goldens[4]

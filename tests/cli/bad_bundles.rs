@@ -408,7 +408,17 @@ fn drafters_and_tokenizers_that_do_not_fit() {
     drafter("num_key_value_heads", json!(3), &["divisor of 4"]);
     drafter("num_key_value_heads", json!(0), &["1 to"]);
     drafter("layer_types", json!(["full_attention"]), &["2 types", "1"]);
-    drafter("layer_types", json!(["full_attention", "sliding_attention"]), &["sliding_attention"]);
+    drafter("layer_types", json!(["full_attention", "linear_attention"]), &["linear_attention"]);
+    for window in [Value::Null, json!(0)] {
+        small("window", &["metadata `drafter_config`, field `sliding_window`", "for the sliding layers"], &|p| {
+            p.set("drafter_config", "layer_types", json!(["full_attention", "sliding_attention"]));
+            p.set("drafter_config", "sliding_window", window.clone());
+        });
+    }
+    let swa = json!({ "target_layer_ids": [1, 2, 3], "mask_token_id": 4093, "use_swa": true });
+    small("swa", &["`dflash_config.use_swa`", "not causal"], &|p| {
+        p.set("drafter_config", "dflash_config", swa.clone())
+    });
     let dflash = |taps: Value, mask: Value| json!({ "target_layer_ids": taps, "mask_token_id": mask });
     for (taps, mask, field) in [
         (json!([1, 2, 4]), json!(4093), "dflash_config.target_layer_ids"),

@@ -21,7 +21,17 @@ pub fn cases(suite: &mut Suite) {
         let name = format!("block_attention::rows_{rows}_heads_{heads}_{kv_heads}_{head_dim}");
         suite.both(name, move |d| random(d, 37, rows, heads, kv_heads, head_dim));
     }
+    for committed in [0, 3, 40, 150, 301] {
+        for window in [1, 2, 7, 16, 33, 128, 1000] {
+            for (rows, heads, kv_heads, head_dim) in [(8, 4, 2, 64), (8, 16, 2, 128)] {
+                let name = format!("block_attention::window_{window}_context_{committed}_heads_{heads}_{head_dim}");
+                suite.both(name, move |d| windowed(d, committed, window, rows, heads, kv_heads, head_dim));
+            }
+        }
+    }
+    suite.both("block_attention::window_ends_at_its_row", window_ends);
     suite.cuda("block_attention::kimi_4096", |d| random(d, 4096, 8, 64, 8, 128));
+    suite.cuda("block_attention::kimi_4096_window_2048", |d| windowed(d, 4096, 2048, 8, 64, 8, 128));
     suite.both("block_attention::picks_one_key", picks);
     suite.both("block_attention::equal_and_huge_scores", extremes);
     suite.both("block_attention::nan_is_seen", nans);
@@ -38,6 +48,7 @@ struct Case {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    window: Option<usize>,
     scale: f32,
 }
 
@@ -54,14 +65,14 @@ impl Case {
             heads,
             kv_heads,
             head_dim,
+            window: None,
             scale: 0.3,
         }
     }
 
     fn expected(&self) -> Vec<f64> {
-        let visible = self.committed + self.rows;
-        let (heads, kv_heads) = (self.heads, self.kv_heads);
-        reference::block_attention(&self.q, &self.k, &self.v, visible, heads, kv_heads, self.head_dim, self.scale)
+        let Self { q, k, v, committed, window, heads, kv_heads, head_dim, scale, .. } = self;
+        reference::block_attention(q, k, v, *committed, *window, *heads, *kv_heads, *head_dim, *scale)
     }
 
     fn run(&self, device: &Device) -> Result<Vec<f32>, libtest_mimic::Failed> {
@@ -84,6 +95,7 @@ impl Case {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
+            window: self.window,
             out_f32: out.view_mut(),
             out_bf16: rounded.view_mut(),
         };
@@ -102,6 +114,38 @@ fn random(device: &Device, committed: usize, rows: usize, heads: usize, kv_heads
     let got = case.run(device)?;
     close("f32", &got, &case.expected(), bounds::ATTENTION)?;
     equal("again", &case.run(device)?, &got)
+}
+
+fn windowed(
+    device: &Device,
+    committed: usize,
+    window: usize,
+    rows: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> Outcome {
+    let case = Case::random(committed, rows, heads, kv_heads, head_dim);
+    let case = Case { window: Some(window), ..case };
+    close("f32", &case.run(device)?, &case.expected(), bounds::ATTENTION)
+}
+
+/// With equal scores a row gets the mean of what it sees: values are their slots, so the mean tells both ends.
+fn window_ends(device: &Device) -> Outcome {
+    for (committed, window) in [(0, 3), (20, 5), (37, 64)] {
+        let (rows, head_dim) = (6, 64);
+        let mut case = Case::random(committed, rows, 2, 1, head_dim);
+        case.q.fill(bf16::ZERO);
+        case.window = Some(window);
+        case.v.chunks_mut(head_dim).enumerate().for_each(|(slot, v)| v.fill(bf16::from_f32(slot as f32)));
+        for (i, out) in case.run(device)?.chunks(head_dim).enumerate() {
+            let last = committed + i / 2;
+            let first = (last + 1).saturating_sub(window);
+            let mean = (first + last) as f32 / 2.0;
+            check((out[0] - mean).abs() < 1e-2, || format!("row {}: {}, expected {mean}", i / 2, out[0]))?;
+        }
+    }
+    Ok(())
 }
 
 /// Each query is one key's direction, so large that only this key counts: the output is its value to the bit.
@@ -170,6 +214,7 @@ fn refuses(device: &Device) -> Outcome {
         heads,
         kv_heads,
         head_dim,
+        window: None,
         out_f32: out.view_mut(),
         out_bf16: cuda_std::GlobalMut::EMPTY,
     };

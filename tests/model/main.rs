@@ -1,6 +1,7 @@
 //! The whole model against the numpy reference's goldens: plain and with trees, every format, both devices.
 
 mod acceptance;
+mod checkpoints;
 mod formats;
 mod goldens;
 mod overflow;
@@ -11,6 +12,7 @@ fn main() -> std::process::ExitCode {
     let mut suite = support::Suite::new();
     acceptance::cases(&mut suite);
     goldens::cases(&mut suite);
+    checkpoints::cases(&mut suite);
     formats::cases(&mut suite);
     overflow::cases(&mut suite);
     suite.run()

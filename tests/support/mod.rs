@@ -2,6 +2,7 @@
 //! Devices, inputs and comparisons for the kernel tests.
 
 pub mod bundle;
+pub mod checkpoint;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;

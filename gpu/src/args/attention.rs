@@ -196,4 +196,6 @@ pub struct BlockAttentionArgs {
     pub rows: u32,
     pub heads: u32,
     pub kv_heads: u32,
+    /// 0: every row sees everything. Otherwise a row sees this many positions, its own the last.
+    pub window: u32,
 }

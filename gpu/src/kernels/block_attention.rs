@@ -1,7 +1,9 @@
-//! The drafter's attention: a block of rows sees the whole context and itself, in both directions; grouped heads.
+//! The drafter's attention: a block of rows sees the whole context and itself, in both directions; grouped heads. With a
+//! window w, row r sees w positions only, the last of them its own: causal, as the sliding layers of published drafters.
 //!
 //! ```text
 //! s[r, h, j] = scale * q[r, h] . k[j, h / group]               j in 0 .. S + rows, group = heads / kv_heads
+//!                                                              window: j in S + r + 1 - w .. S + r + 1
 //! out[r, h]  = sum_j w_j v[j, h / group] / sum_j w_j           w_j = 2^(scale log2 e * (s_j - max))
 //! ```
 //!
@@ -58,13 +60,20 @@ fn attention<const DIM: usize, const CHUNKS: usize, const SPANS: usize>(a: Block
     let (warp, group, quad) = (warp::warp_id() as usize, lane / 4, lane % 4);
     let shared_heads = math::div(a.heads, a.kv_heads);
     let kv_head = thread::block_idx_y();
-    let end = a.state.get(state::COMMITTED) as usize + a.rows as usize;
+    let committed = a.state.get(state::COMMITTED) as usize;
+    let (end, window) = (committed + a.rows as usize, a.window as usize);
     // Element of a packed query's first value; none past the last.
     let query = |row: usize| {
         let packed = thread::block_idx_x() * TILE as u32 + row as u32;
         let (r, h) = (math::div(packed, shared_heads), math::rem(packed, shared_heads));
         let at = (r as usize * a.heads as usize + (kv_head * shared_heads + h) as usize) * DIM;
         if r < a.rows { Some(at) } else { None }
+    };
+    // The keys that a packed query sees: from the first up to the last, which is not one of them.
+    let seen_by = |row: usize| {
+        let r = math::div(thread::block_idx_x() * TILE as u32 + row as u32, shared_heads) as usize;
+        let behind = committed + r + 1;
+        if window == 0 { (0, end) } else { (behind.saturating_sub(window), behind.min(end)) }
     };
     let piece = |at: Option<usize>, d: usize| at.map_or([0; 4], |at| a.q.ld16(at + d));
 
@@ -79,7 +88,9 @@ fn attention<const DIM: usize, const CHUNKS: usize, const SPANS: usize>(a: Block
     let mut acc: [Sums; SPANS] = [[[0.0; 4]; PIECE]; SPANS];
     let head = kv_head as usize * DIM;
     let stride = a.kv_heads as usize * DIM;
-    let mut key0 = warp * STEP;
+    let sees = [seen_by(group), seen_by(group + 8)];
+    // No row of the tile sees a key in front of the first row's first.
+    let mut key0 = (seen_by(0).0 / STEP + warp) * STEP;
     while key0 < end {
         // Keys past the last are not read: their lanes read the last one, with weight 0.
         let row = |i: usize| (key0 + i).min(end - 1) * stride + head;
@@ -94,7 +105,8 @@ fn attention<const DIM: usize, const CHUNKS: usize, const SPANS: usize>(a: Block
             let mut new = max[half];
             unroll!(n in 0 1; {
                 unroll!(i in 0 1; {
-                    let seen = key0 + 8 * n + 2 * quad + i < end;
+                    let key = key0 + 8 * n + 2 * quad + i;
+                    let seen = key >= sees[half].0 && key < sees[half].1;
                     let score = s[n][2 * half + i] * a.scale_log2;
                     s[n][2 * half + i] = if seen { score } else { f32::NEG_INFINITY };
                     new = new.max(s[n][2 * half + i]);

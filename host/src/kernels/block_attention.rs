@@ -9,7 +9,7 @@ use gpu::kernels::block_attention as kernel;
 use super::{aligned, contract, state_holds};
 use crate::device::{Device, Dims, Result};
 
-/// The drafter's attention: every row sees slots `0..S + rows`, in both directions.
+/// The drafter's attention: every row sees slots `0..S + rows`, in both directions, or those of its window.
 pub struct BlockAttention {
     /// `[rows, heads, head_dim]`.
     pub q: Global<bf16>,
@@ -25,6 +25,8 @@ pub struct BlockAttention {
     pub kv_heads: usize,
     /// 64 or 128.
     pub head_dim: usize,
+    /// Positions that a row sees, its own the last. `None`: all, later ones too.
+    pub window: Option<usize>,
     /// `[rows, heads, head_dim]`, or `EMPTY`.
     pub out_f32: GlobalMut<f32>,
     /// `[rows, heads, head_dim]`, or `EMPTY`.
@@ -43,6 +45,9 @@ pub fn block_attention(device: &Device, p: BlockAttention) -> Result<()> {
     })?;
     contract(name, p.q.len() >= values, || {
         format!("q holds {}, expected [{}, {}, {}]", p.q.len(), p.rows, p.heads, p.head_dim)
+    })?;
+    contract(name, p.window.is_none_or(|w| w > 0 && w <= i32::MAX as usize), || {
+        format!("a window of {:?} positions; 1 to {} are possible", p.window, i32::MAX)
     })?;
     for (what, len) in [("k", p.k.len()), ("v", p.v.len())] {
         contract(name, len == p.k.len() && len.is_multiple_of(kv_width) && len >= p.rows * kv_width, || {
@@ -75,6 +80,7 @@ pub fn block_attention(device: &Device, p: BlockAttention) -> Result<()> {
         rows: p.rows as u32,
         heads: p.heads as u32,
         kv_heads: p.kv_heads as u32,
+        window: p.window.unwrap_or(0) as u32,
     };
     let tiles = (p.rows * (p.heads / p.kv_heads)).div_ceil(kernel::TILE_ROWS);
     let dims = Dims {

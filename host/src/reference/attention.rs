@@ -118,21 +118,25 @@ pub fn mla_attention(
     out
 }
 
-/// `q [rows, heads, head_dim]`, `k` and `v [slots, kv_heads, head_dim]`; all see slots `0..visible`.
+/// `q [rows, heads, head_dim]`, `k` and `v [slots, kv_heads, head_dim]`; all see slots `0..committed + rows`, or, with a
+/// window, so many of them up to their own.
 pub fn block_attention(
     q: &[bf16],
     k: &[bf16],
     v: &[bf16],
-    visible: usize,
+    committed: usize,
+    window: Option<usize>,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
     scale: f32,
 ) -> Vec<f64> {
-    let visible: Vec<usize> = (0..visible).collect();
+    let rows = q.len() / (heads * head_dim);
     let mut out = Vec::new();
     for (i, q) in q.chunks(head_dim).enumerate() {
-        let head = i % heads / (heads / kv_heads);
+        let (row, head) = (i / heads, i % heads / (heads / kv_heads));
+        let sees = |&slot: &usize| window.is_none_or(|w| slot <= committed + row && committed + row < slot + w);
+        let visible: Vec<usize> = (0..committed + rows).filter(sees).collect();
         let at = |j: usize| (j * kv_heads + head) * head_dim..(j * kv_heads + head + 1) * head_dim;
         out.extend(attend(q, &visible, scale, |j| &k[at(j)], |j| &v[at(j)], head_dim));
     }

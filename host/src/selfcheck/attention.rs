@@ -145,14 +145,14 @@ fn mla(p: &Probe, committed: usize, rows: usize, heads: usize, slots: usize) -> 
 }
 
 pub fn block_64(p: &Probe) -> Found {
-    block(p, 4, 2, 64)
+    block(p, 4, 2, 64, None)
 }
 
 pub fn block_128(p: &Probe) -> Found {
-    block(p, 2, 1, 128)
+    block(p, 2, 1, 128, Some(70))
 }
 
-fn block(p: &Probe, heads: usize, kv_heads: usize, head_dim: usize) -> Found {
+fn block(p: &Probe, heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> Found {
     let (committed, rows, scale) = (121, 8, 0.3);
     let (mut random, visible) = (Random::new(24), committed + rows);
     let q = random.bf16s(rows * heads * head_dim);
@@ -175,13 +175,14 @@ fn block(p: &Probe, heads: usize, kv_heads: usize, head_dim: usize) -> Found {
         heads,
         kv_heads,
         head_dim,
+        window,
         out_f32: out.view_mut(),
         out_bf16: out_bf16.view_mut(),
     };
     p.launch(|| kernels::block_attention(p.device, args))?;
     let out = out.read()?;
     rounded(&out, &out_bf16.read()?)?;
-    let want = reference::block_attention(&q, &k, &v, visible, heads, kv_heads, head_dim, scale);
+    let want = reference::block_attention(&q, &k, &v, committed, window, heads, kv_heads, head_dim, scale);
     close("out", &out, &want, bounds::ATTENTION)
 }
 

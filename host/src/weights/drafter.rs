@@ -10,6 +10,8 @@ const KEY: &str = "drafter_config";
 const ARCHITECTURE: &str = "DFlashDraftModel";
 /// Drafted positions that the tree kernel can hold.
 pub const MAX_DEPTH: usize = 31;
+const SLIDING: &str = "sliding_attention";
+const LAYER_TYPES: [&str; 2] = ["full_attention", SLIDING];
 /// Head widths of the block attention kernel.
 const HEAD_DIMS: [usize; 2] = [64, 128];
 
@@ -33,7 +35,10 @@ pub struct DrafterConfig {
     pub rope_theta: f64,
     pub rope_scaling: Option<RopeScaling>,
     pub max_position_embeddings: usize,
+    /// `full_attention` or `sliding_attention`.
     pub layer_types: Vec<String>,
+    /// Positions that a row of a sliding layer sees, its own the last.
+    pub sliding_window: Option<usize>,
     pub attention_bias: bool,
     pub vocab_size: usize,
 }
@@ -43,6 +48,9 @@ pub struct DFlash {
     /// Layers of the target whose outputs feed the drafter.
     pub target_layer_ids: Vec<usize>,
     pub mask_token_id: i32,
+    /// A window in both directions, of some drafters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub use_swa: Option<bool>,
 }
 
 impl DrafterConfig {
@@ -68,6 +76,7 @@ impl DrafterConfig {
             rope_scaling,
             max_position_embeddings,
             layer_types,
+            sliding_window,
             attention_bias,
             vocab_size
         );
@@ -130,9 +139,16 @@ impl DrafterConfig {
             format_args!("{} types", self.num_hidden_layers),
             found,
         )?;
-        if let Some(other) = self.layer_types.iter().find(|t| *t != "full_attention") {
-            must(KEY, "layer_types", false, "full_attention, the only value that is supported", other)?;
+        if let Some(other) = self.layer_types.iter().find(|t| !LAYER_TYPES.contains(&t.as_str())) {
+            must(KEY, "layer_types", false, format_args!("{LAYER_TYPES:?}"), other)?;
         }
+        if self.layer_types.iter().any(|t| t == SLIDING) {
+            let found = self.sliding_window.map_or("nothing".into(), |w| w.to_string());
+            let fine = self.sliding_window.is_some_and(|w| (1..=i32::MAX as usize).contains(&w));
+            must(KEY, "sliding_window", fine, format_args!("1 to {} for the sliding layers", i32::MAX), found)?;
+        }
+        let swa = self.dflash_config.use_swa.unwrap_or(false);
+        must(KEY, "dflash_config.use_swa", !swa, "false: windows that are not causal are not supported", swa)?;
         let taps = &self.dflash_config.target_layer_ids;
         let ascending = taps.windows(2).all(|w| w[0] < w[1]);
         let inside = taps.last().is_some_and(|&last| last < target.num_hidden_layers);
@@ -141,6 +157,11 @@ impl DrafterConfig {
         let mask = self.dflash_config.mask_token_id;
         let inside = usize::try_from(mask).is_ok_and(|id| id < self.vocab_size);
         must(KEY, "dflash_config.mask_token_id", inside, format_args!("an id below {}", self.vocab_size), mask)
+    }
+
+    /// Positions that a row sees in `layer`; all where there is none.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        self.sliding_window.filter(|_| self.layer_types.get(layer).is_some_and(|t| t == SLIDING))
     }
 
     /// Drafted positions of a round.

@@ -4,7 +4,8 @@
 //! ```text
 //! ctx   = hidden_norm(fc(concat of tapped hidden states))         one row a committed token
 //! layer: K = [k_proj ctx ; k_proj a], V likewise, k_norm and RoPE on K       a = rms(h; input_layernorm)
-//!        h += o_proj attention(RoPE(q_norm(q_proj a)), K, V)      every block row sees all of it
+//!        h += o_proj attention(RoPE(q_norm(q_proj a)), K, V)      every block row sees all of it,
+//!                                                                 in a sliding layer a window up to itself
 //!        h += down(silu(gate b) * up b)                           b = rms(h; post_attention_layernorm)
 //! logits of depths 1..=L = lm_head rms(h[1..]; norm)              embedding and head are the target's
 //! ```
@@ -47,6 +48,8 @@ struct Layer {
     gate_proj: Weight,
     up_proj: Weight,
     down_proj: Weight,
+    /// Positions that a row of the block sees; all where there is none.
+    window: Option<usize>,
     /// Rotated keys and values, `[slots, kv_heads * head_dim]`.
     keys: Buffer<bf16>,
     values: Buffer<bf16>,
@@ -99,6 +102,7 @@ impl DFlash {
                 gate_proj: weight("mlp.gate_proj")?,
                 up_proj: weight("mlp.up_proj")?,
                 down_proj: weight("mlp.down_proj")?,
+                window: config.window(i),
                 keys: device.zeros(slots * kv_width)?,
                 values: device.zeros(slots * kv_width)?,
             })
@@ -213,6 +217,7 @@ impl DFlash {
                 heads,
                 kv_heads,
                 head_dim: head,
+                window: layer.window,
                 scale: 1.0 / (head as f32).sqrt(),
             },
         )?;
