@@ -243,6 +243,10 @@ fn the_plan_of_the_published_model() {
     // The first layers alone.
     let part = run(["decode", model, "--plan", "--layers", "0..2", "--json"]).expect(0, &[]).json();
     assert_eq!(part["parts"]["routed_experts"]["weights"], 3 * EXPERTS);
+    // Far too large for this machine: said at once, and nothing is read.
+    let done = run(["decode", model, "--prompt-ids", "1", "--max-new", "1", "--device", "cpu"]);
+    done.expect(5, &["expected 594 GB for weights", "for a cache of 2 tokens to fit", "free on cpu"]);
+    assert!(done.time < LIMIT * 2, "{:?}", done.time);
     let wrong = ["decode", model, "--plan", "--plan-gpus", "8xgtx-1080"];
     run(wrong).expect(2, &["expected a GPU like 8xrtx-pro-6000"]);
     run(["decode", model, "--plan", "--prompt", "a"]).expect(2, &["cannot be used with"]);

@@ -23,6 +23,8 @@ pub fn cases(suite: &mut Suite) {
     suite.both("device::round_trip_u64", |d| round_trip::<u64>(d, |n| n));
     suite.both("device::round_trip_f32", |d| round_trip::<f32>(d, |n| n as u32 as f32));
     suite.both("device::round_trip_bf16", |d| round_trip::<bf16>(d, |n| bf16::from_bits(n as u16 & 0x3FFF)));
+    suite.cuda("device::large_writes_go_through_stages", large_writes);
+    suite.both("device::free_memory_shrinks", free_memory);
     suite.both("device::nothing_is_a_buffer_too", nothing);
     suite.both("device::fill_sets_every_byte", fill);
     suite.both("device::out_of_range_is_refused", out_of_range);
@@ -41,6 +43,38 @@ pub fn cases(suite: &mut Suite) {
     suite.cuda(FAULT, fault);
     let driver = cuda_report().library.is_some();
     suite.host("device::no_driver_is_no_device", driver, no_driver);
+}
+
+/// Sizes around one piece of pinned memory, around all of them, and one write over another that is still on its way.
+fn large_writes(device: &Device) -> Outcome {
+    const MIB: usize = 1 << 20;
+    let mut random = Random::new(4);
+    let source: Vec<u64> = (0..18 * MIB).map(|_| random.next()).collect();
+    let source: &[u8] = bytemuck::cast_slice(&source);
+    for len in [2 * MIB - 1, 2 * MIB, 16 * MIB, 16 * MIB + 1, 64 * MIB, 130 * MIB + 3] {
+        let buffer = device.alloc::<u8>(len)?;
+        buffer.write(0, &source[7..7 + len])?;
+        check(buffer.read()? == source[7..7 + len], || format!("{len} bytes differ"))?;
+        buffer.write(0, &source[9..9 + len])?;
+        let part = len / 3;
+        buffer.write(part, &source[1..1 + part])?;
+        let mut want = source[9..9 + len].to_vec();
+        want[part..2 * part].copy_from_slice(&source[1..1 + part]);
+        check(buffer.read()? == want, || format!("{len} bytes differ after a second write"))?;
+        device.loaded();
+    }
+    Ok(())
+}
+
+fn free_memory(device: &Device) -> Outcome {
+    let Some(before) = device.free_memory() else { return Ok(()) };
+    check(before > 0, || "nothing is free".to_string())?;
+    if device.is_cuda() {
+        let _held = device.alloc::<u8>(256 << 20)?;
+        let after = device.free_memory().unwrap_or(0);
+        check(after < before, || format!("{after} free with a buffer, {before} without"))?;
+    }
+    Ok(())
 }
 
 fn round_trip<T: Element + Pod + PartialEq + Debug>(device: &Device, make: fn(u64) -> T) -> Outcome {

@@ -124,7 +124,7 @@ pub struct Decode {
     #[arg(long, help_heading = "Output")]
     pub plan: bool,
     /// Plan for these GPUs, like 8xrtx-pro-6000 [a100-80gb, h100, h200, b200, rtx-4090, rtx-5090]
-    #[arg(long, value_name = "LIST", requires = "plan", help_heading = "Output")]
+    #[arg(long, value_name = "LIST", help_heading = "Output")]
     pub plan_gpus: Option<GpuList>,
     /// Print one JSON document instead of the text
     #[arg(long, help_heading = "Output")]

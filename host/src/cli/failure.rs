@@ -37,6 +37,9 @@ pub enum Failure {
     Closed,
     #[error("stdout: {0}")]
     Output(io::Error),
+    /// A model that does not fit.
+    #[error("{0}")]
+    Memory(String),
     /// A file that could not be written.
     #[error("{0}")]
     Write(String),
@@ -60,6 +63,7 @@ impl Failure {
                 EngineError::Request(_) => 2,
                 EngineError::NonFinite(_) => 6,
             },
+            Self::Memory(_) => 5,
             Self::Verification(_) => 7,
             Self::Interrupted => 130,
         }
@@ -88,6 +92,7 @@ mod tests {
         for (failure, code) in [
             (Failure::Closed, 0),
             (Failure::Write("x".into()), 1),
+            (Failure::Memory("x".into()), 5),
             (Failure::usage("x"), 2),
             (Failure::Engine(EngineError::Request("x".into())), 2),
             (Failure::Text(TextError::Encode("x".into())), 3),

@@ -72,7 +72,7 @@ impl<T: Element> Buffer<T> {
         }
     }
 
-    /// Writes `values` from element `start` on; returns when they may be dropped.
+    /// Writes `values` from element `start` on; returns when they may be dropped. What is queued later sees them.
     pub fn write(&self, start: usize, values: &[T]) -> Result<()>
     where
         T: Pod,

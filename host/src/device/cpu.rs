@@ -73,6 +73,13 @@ impl CpuDevice {
         Ok(at as u64)
     }
 
+    /// Bytes that the system can give without taking them from others; unknown where it does not say.
+    pub fn free_memory(&self) -> Option<u64> {
+        available_memory()
+    }
+
+    pub fn loaded(&self) {}
+
     pub fn free(&self, addr: u64, bytes: usize) {
         cpu::unregister(addr);
         if let Ok(layout) = layout(bytes) {
@@ -128,4 +135,11 @@ impl CpuDevice {
         self.not_capturing("replay")?;
         graph.0.iter().try_for_each(|launch| Ok(launch()?))
     }
+}
+
+/// `MemAvailable` of Linux.
+pub fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB"))?;
+    Some(kib.trim().parse::<u64>().ok()? * 1024)
 }

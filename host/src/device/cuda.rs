@@ -6,6 +6,7 @@
 
 mod card;
 mod report;
+mod staging;
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,8 @@ use cust::sys;
 
 use super::{DeviceError, Dims, Info, Result};
 use card::{Card, cust_call, sys_call};
+use staging::{STAGED_FROM, Staging};
+
 pub use report::{CudaCard, CudaReport, cuda_report};
 
 const WARP: u64 = 32;
@@ -29,6 +32,14 @@ pub struct CudaDevice {
     recorder: Mutex<Option<ThreadId>>,
     /// Buffers dropped by that thread meanwhile; freeing one would spoil the recording.
     dropped: Mutex<Vec<u64>>,
+    /// Pinned memory for large writes, from the first of them until `loaded`.
+    staging: Mutex<Option<Staging>>,
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        self.loaded();
+    }
 }
 
 /// An executable graph. It keeps its card's context and module.
@@ -75,6 +86,7 @@ impl CudaDevice {
             recording: Mutex::default(),
             recorder: Mutex::default(),
             dropped: Mutex::default(),
+            staging: Mutex::default(),
         })
     }
 
@@ -130,6 +142,28 @@ impl CudaDevice {
         });
     }
 
+    /// Bytes that are free for buffers.
+    pub fn free_memory(&self) -> Option<u64> {
+        let free = self.card.call(|_| {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: both hold one number.
+            sys_call("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+            Ok(free as u64)
+        });
+        free.ok()
+    }
+
+    /// Gives back what only loading needs.
+    pub fn loaded(&self) {
+        if let Some(mut staging) = lock(&self.staging).take() {
+            // Without its context the memory is gone already.
+            let _ = self.card.call(|_| {
+                staging.free();
+                Ok(())
+            });
+        }
+    }
+
     pub fn fill(&self, addr: u64, byte: u8, bytes: usize) -> Result<()> {
         self.not_recording("fill")?;
         self.card.call(|card| {
@@ -140,6 +174,13 @@ impl CudaDevice {
 
     pub fn write(&self, addr: u64, bytes: &[u8]) -> Result<()> {
         self.not_recording("write")?;
+        if bytes.len() >= STAGED_FROM {
+            let mut staging = lock(&self.staging);
+            return self.card.call(|card| match staging.as_mut() {
+                Some(staging) => staging.write(card, addr, bytes),
+                None => staging.insert(Staging::new()?).write(card, addr, bytes),
+            });
+        }
         self.card.call(|card| {
             let from = bytes.as_ptr().cast();
             // SAFETY: `Buffer` has checked the range; the copy has ended when `bytes` goes.

@@ -16,6 +16,7 @@ pub use cuda_std::cpu::{Dims, Mode};
 use cuda_std::{Element, Kernel};
 
 pub use buffer::Buffer;
+pub use cpu::available_memory;
 pub use cuda::{CudaCard, CudaReport, cuda_report};
 pub use error::DeviceError;
 
@@ -133,6 +134,16 @@ impl Device {
 
     pub fn info(&self) -> Info {
         on!(self, d => d.info())
+    }
+
+    /// Bytes that are free for buffers, where that is known.
+    pub fn free_memory(&self) -> Option<u64> {
+        on!(self, d => d.free_memory())
+    }
+
+    /// Says that no more large buffers will be written: what only loading needs is given back.
+    pub fn loaded(&self) {
+        on!(self, d => d.loaded());
     }
 
     pub fn is_cuda(&self) -> bool {

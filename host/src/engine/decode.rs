@@ -55,6 +55,7 @@ impl Engine {
         }
         let model = Model::load(&device, bundle, context)?;
         let (drafter, depth, candidates) = open_drafter(&device, bundle, &model, options)?;
+        device.loaded();
         let budget = if matches!(drafter, Drafter::None) { 0 } else { options.budget };
         if budget + 1 > MAX_ROWS {
             return Err(EngineError::Request(format!(

@@ -40,7 +40,13 @@ impl Model {
         let scaling = config.rope_scaling.as_ref();
         let table = rope::rope_table(config.qk_rope_head_dim, config.rope_theta, scaling, slots);
         let width = config.kv_lora_rank + config.qk_rope_head_dim;
-        let layers = (0..config.num_hidden_layers).map(|i| load_layer(device, bundle, i));
+        // While a layer goes to the device, the next one is read.
+        let layers = (0..config.num_hidden_layers).map(|i| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| bundle.read_ahead(i + 1));
+                load_layer(device, bundle, i)
+            })
+        });
         Ok(Self {
             embedding: load_embedding(device, bundle)?,
             layers: layers.collect::<Result<_>>()?,

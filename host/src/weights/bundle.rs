@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 use serde::Serialize;
@@ -47,6 +48,8 @@ pub struct Bundle {
     pub(super) chat_template: Option<String>,
     /// What there is to know about a checkpoint folder; none of a `.kdtr` file.
     pub(super) folder: Option<Folder>,
+    /// Bytes of the weights that were asked for.
+    pub(super) handed: AtomicU64,
 }
 
 impl Bundle {
@@ -180,7 +183,28 @@ impl Bundle {
         if let (false, Some(line)) = (self.checked, self.manifest.get(name)) {
             manifest::check_scales(&self.store, name, line).map_err(|m| self.store.blame(m))?;
         }
-        self.stored_weight(name)
+        let weight = self.stored_weight(name)?;
+        self.handed.fetch_add(weight.bytes() as u64, Ordering::Relaxed);
+        Ok(weight)
+    }
+
+    /// Bytes of the weights that were asked for so far.
+    pub fn handed_bytes(&self) -> u64 {
+        self.handed.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of all weights; the drafter's with `drafter`.
+    pub fn weight_bytes(&self, drafter: bool) -> u64 {
+        let names = self.manifest.keys().filter(|name| drafter || !name.starts_with(layout::DRAFTER));
+        names.map(|name| self.stored_bytes(name) as u64).sum()
+    }
+
+    /// Asks the system to read the weights of a layer, which will be wanted soon. Of what has just been checked there
+    /// is nothing to read.
+    pub fn read_ahead(&self, layer: usize) {
+        if !self.checked {
+            self.store.read_ahead(&format!("model.layers.{layer}."));
+        }
     }
 
     /// Weight `name`, not looked at.

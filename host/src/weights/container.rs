@@ -53,6 +53,18 @@ impl Container {
         &self.path
     }
 
+    /// Where a tensor's bytes are in the file.
+    pub fn span(&self, name: &str) -> Option<std::ops::Range<usize>> {
+        let (from, to) = self.tensors.get(name)?.data_offsets;
+        Some(self.data + from..self.data + to)
+    }
+
+    /// Asks the system to read a part of the file ahead. Where it does not, reading later takes longer.
+    pub fn read_ahead(&self, span: std::ops::Range<usize>) {
+        #[cfg(unix)]
+        let _ = self.map.advise_range(memmap2::Advice::WillNeed, span.start, span.len());
+    }
+
     /// The whole file.
     pub fn content(&self) -> &[u8] {
         &self.map

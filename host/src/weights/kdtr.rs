@@ -65,6 +65,7 @@ pub(super) fn read(mut file: Container) -> Result<Bundle, Mismatch> {
         vocabulary,
         chat_template: metadata.get("chat_template").cloned(),
         folder: None,
+        handed: Default::default(),
     };
     check_names(&bundle)?;
     Ok(bundle)

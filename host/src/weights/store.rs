@@ -66,6 +66,21 @@ impl Store {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// Asks the system to read the tensors whose names begin with `prefix`.
+    pub fn read_ahead(&self, prefix: &str) {
+        let mut spans: BTreeMap<usize, std::ops::Range<usize>> = BTreeMap::new();
+        let from = self.tensors.range(prefix.to_string()..);
+        for (name, place) in from.take_while(|(name, _)| name.starts_with(prefix)) {
+            let stored = place.stored.as_ref().unwrap_or(name);
+            let Some(span) = self.files.get(place.file).and_then(|file| file.span(stored)) else { continue };
+            let all = spans.entry(place.file).or_insert_with(|| span.clone());
+            *all = all.start.min(span.start)..all.end.max(span.end);
+        }
+        for (file, span) in spans {
+            self.files[file].read_ahead(span);
+        }
+    }
+
     pub fn len(&self) -> usize {
         self.tensors.len()
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::cli::args::Doctor;
 use crate::cli::failure::{Failure, Result};
 use crate::cli::output::{self, Bytes};
-use crate::device::{CudaReport, Device, DeviceError, cuda_report};
+use crate::device::{CudaReport, Device, DeviceError, available_memory, cuda_report};
 use crate::selfcheck::{self, Report};
 
 /// One thing looked at.
@@ -103,12 +103,7 @@ fn cpu() -> Check {
 
 /// Memory that is free for weights on the CPU device.
 fn memory() -> Check {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = text.lines().find_map(|line| {
-        let kib = line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?;
-        kib.trim().parse::<u64>().ok()
-    });
-    let found = available.map_or("unknown".into(), |kib| format!("{} available", Bytes(kib * 1024)));
+    let found = available_memory().map_or("unknown".into(), |bytes| format!("{} available", Bytes(bytes)));
     Check { what: "memory", ok: true, found }
 }
 

@@ -94,6 +94,7 @@ pub(super) fn open(path: &Path, layers: Option<usize>) -> Result<Bundle> {
         vocabulary: text.vocabulary,
         chat_template: text.chat_template,
         folder: Some(facts),
+        handed: Default::default(),
     })
 }
 

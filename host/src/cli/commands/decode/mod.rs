@@ -1,5 +1,6 @@
 //! `kdtree decode`: continue a prompt. `plan.rs` makes the arguments definite, `report.rs` says what came out.
 
+mod load;
 mod memory;
 mod plan;
 mod report;
@@ -42,15 +43,17 @@ pub fn run(args: &Decode) -> Result<()> {
     let info = device.info();
     output::note(format_args!("{} on {} ({})", bundle.settings().name, info.device, info.name));
     let options = EngineOptions { context: Some(plan.context), draft: plan.draft, budget: plan.budget };
-    let mut engine = Engine::open(&bundle, device, options)?;
+    let started = std::time::Instant::now();
+    let mut engine = load::open(&bundle, device, options)?;
+    let load = started.elapsed();
     if args.explain {
         engine.explain().iter().for_each(output::note);
     }
     let mut printer = Printer::new(&plan, tokenizer.as_ref(), args.json);
     let outcome = generate(&mut engine, &plan, &mut printer)?;
     let (text, stopped_at) = printer.finish()?;
-    let report =
-        Report { args, bundle: &bundle, plan: &plan, tokenizer: tokenizer.as_ref(), info, outcome, text, stopped_at };
+    let tokenizer = tokenizer.as_ref();
+    let report = Report { load, args, bundle: &bundle, plan: &plan, tokenizer, info, outcome, text, stopped_at };
     if args.trace_tree {
         report.trace()?;
     }

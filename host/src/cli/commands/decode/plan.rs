@@ -38,6 +38,9 @@ pub fn check_flags(args: &Decode) -> Result<()> {
     if draft == Some(DraftArg::Recorded) && args.golden.is_none() {
         return usage("--draft recorded replays a golden's drafts: say --golden N, too");
     }
+    if args.plan_gpus.is_some() && !args.plan {
+        return usage("--plan-gpus names cards for a plan: say --plan, too");
+    }
     if args.drafter.is_some() && matches!(draft, Some(DraftArg::None | DraftArg::Recorded)) {
         return usage("--drafter names a drafter's folder; this --draft has no use for it");
     }

@@ -13,6 +13,8 @@ use crate::text::Tokenizer;
 use crate::weights::{Bundle, shortest};
 
 pub struct Report<'a> {
+    /// Time that loading took.
+    pub load: std::time::Duration,
     pub args: &'a Decode,
     pub bundle: &'a Bundle,
     pub plan: &'a Plan<'a>,
@@ -216,6 +218,7 @@ impl Report<'_> {
             "rounds": self.outcome.rounds.len(),
             "tokens_per_round": self.tokens_per_round(),
             "accepted_by_depth": self.accepted_by_depth(),
+            "load_us": self.load.as_secs_f64() * 1e6,
             "prefill_us": self.outcome.prefill_us,
             "decode_us": total(&self.stages()),
             "stages_us": self.stages(),
