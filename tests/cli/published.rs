@@ -233,13 +233,9 @@ fn the_plan_of_the_published_model() {
     about(&device["token_ms"][0], 3.366);
     assert_eq!(device["fits"], true);
     assert!((284.1..284.3).contains(&plan["round"]["experts_a_layer"].as_f64().unwrap()), "{plan}");
-    // Half the cards do not hold it, and one does far less.
-    let text = |gpus: &str| run(["decode", model, "--plan", "--plan-gpus", gpus]).expect(0, &[]).stdout.clone();
-    for gpus in ["4xrtx-pro-6000", "h200"] {
-        let text = text(gpus);
-        assert!(text.contains("does NOT fit") && text.contains("208550 tensors"), "{text}");
-    }
-    assert!(!text("8xrtx-pro-6000").contains("NOT"));
+    // Half the cards do not hold it.
+    let text = run(["decode", model, "--plan", "--plan-gpus", "4xrtx-pro-6000"]).expect(0, &[]).stdout.clone();
+    assert!(text.contains("does NOT fit") && text.contains("208550 tensors"), "{text}");
     // The first layers alone.
     let part = run(["decode", model, "--plan", "--layers", "0..2", "--json"]).expect(0, &[]).json();
     assert_eq!(part["parts"]["routed_experts"]["weights"], 3 * EXPERTS);

@@ -1,7 +1,7 @@
 #![allow(dead_code, reason = "shared by the test programs; none uses all of it")]
-//! Checkpoint folders in exactly the published form, made from the weights of a bundle that ships: names, prefix, packed
-//! experts, one shard a layer, index, settings, tokenizer files, an image tower that text skips. The bundle's goldens
-//! are those of the numpy reference, so a folder's tokens are known.
+//! Checkpoint folders in exactly the published form, made from the weights of a bundle that ships: names, prefix,
+//! packed experts, one shard a layer, index, settings, tokenizer files, an image tower that text skips. The bundle's
+//! goldens are those of the numpy reference, so a folder's tokens are known.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The drafter's attention: a block of rows sees the whole context and itself, in both directions; grouped heads. With a
-//! window w, row r sees w positions only, the last of them its own: causal, as the sliding layers of published drafters.
+//! The drafter's attention: a block of rows sees the whole context and itself, in both directions; grouped heads. With
+//! a window w, row r sees w positions only, the last of them its own: causal, as sliding layers of published drafters.
 //!
 //! ```text
 //! s[r, h, j] = scale * q[r, h] . k[j, h / group]               j in 0 .. S + rows, group = heads / kv_heads

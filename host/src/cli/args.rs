@@ -12,6 +12,9 @@ use crate::plan::GpuList;
 pub const MAX_BUDGET: i64 = 64;
 const PTX: [&str; 3] = ["sm_80", "sm_90", "sm_120"];
 
+/// One of these, and no more, is given to `decode`.
+const INPUTS: [&str; 5] = ["golden", "prompt", "prompt_file", "prompt_ids", "plan"];
+
 fn budget() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=MAX_BUDGET)
 }
@@ -55,7 +58,7 @@ pub enum Command {
 }
 
 #[derive(Args)]
-#[command(group = ArgGroup::new("input").required(true).args(["golden", "prompt", "prompt_file", "prompt_ids", "plan"]))]
+#[command(group = ArgGroup::new("input").required(true).args(INPUTS))]
 #[command(after_help = "Examples:\n  \
     kdtree decode bundles/k26-small-int4.kdtr --prompt 'fn main() {' --max-new 64\n  \
     kdtree decode bundles/k26-tiny-int4.kdtr --golden 0 --draft recorded --budget 16 --json\n  \

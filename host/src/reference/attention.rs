@@ -118,8 +118,8 @@ pub fn mla_attention(
     out
 }
 
-/// `q [rows, heads, head_dim]`, `k` and `v [slots, kv_heads, head_dim]`; all see slots `0..committed + rows`, or, with a
-/// window, so many of them up to their own.
+/// `q [rows, heads, head_dim]`, `k` and `v [slots, kv_heads, head_dim]`; all see slots `0..committed + rows`, or, with
+/// a window, so many of them up to their own.
 pub fn block_attention(
     q: &[bf16],
     k: &[bf16],

@@ -1,5 +1,5 @@
-//! W4A16 by rounding to the nearest code: groups of 32 consecutive k, one bf16 scale each, as `bundles/kdtr/numerics.py`
-//! does it.
+//! W4A16 by rounding to the nearest code: groups of 32 consecutive k, one bf16 scale each, as
+//! `bundles/kdtr/numerics.py` does it.
 
 use half::bf16;
 

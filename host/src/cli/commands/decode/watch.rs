@@ -30,9 +30,9 @@ impl Watch {
         let accepted = self.tokens - self.runs;
         (rounds == ROUNDS && (accepted as f64) < FEW * rounds as f64).then(|| {
             format!(
-                "WARNING: the first {rounds} rounds accepted {accepted} drafted tokens in all. The drafter does not fit \
-                 this model (made for another one, other tapped layers, another tokenizer?). The output is right all \
-                 the same, but drafting only costs time: --draft none is faster."
+                "WARNING: the first {rounds} rounds accepted {accepted} drafted tokens in all. The drafter does not \
+                 fit this model (made for another one, other tapped layers, another tokenizer?). The output is right \
+                 all the same, but drafting only costs time: --draft none is faster."
             )
         })
     }
