@@ -2,6 +2,7 @@ use kdtree::text::Tokenizer;
 use kdtree::weights::Bundle;
 
 use super::bundle::{Parts, join, split};
+use super::checkpoint::Checkpoint;
 use super::program;
 
 /// Rounds of each kind of damage; `KDTREE_FUZZ_ROUNDS` sets another number.
@@ -103,6 +104,34 @@ fn damaged_metadata_never_crashes() {
         parts.metadata.insert(key.clone(), String::from_utf8_lossy(&text).into_owned());
         let _ = open(&parts.bytes());
     }
+}
+
+#[test]
+fn damaged_folders_never_crash() {
+    let whole = Checkpoint::of("k26-small-int4", true);
+    let mut random = Random(5);
+    let folder = tempfile::tempdir().unwrap();
+    let model = whole.write(&folder.path().join("damaged.kdtr"));
+    let mut files: Vec<_> = std::fs::read_dir(&model).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    for round in 0..rounds() {
+        // One file in turn; of a shard its header and a little more.
+        let file = &files[round as usize % files.len()];
+        let bytes = std::fs::read(file).unwrap();
+        let headed = file.extension().is_some_and(|e| e == "safetensors");
+        let front = if headed { 16 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize } else { bytes.len() };
+        let mut changed = bytes[..front].to_vec();
+        random.damage(&mut changed);
+        changed.extend_from_slice(&bytes[front..]);
+        std::fs::write(file, changed).unwrap();
+        // Many a change of a setting or of a tokenizer's file is legal; only a crash is a fault.
+        let opened = Bundle::open(&model).and_then(|bundle| Tokenizer::of(&bundle).map(|_| ()));
+        if let Err(error) = opened {
+            assert!(error.to_string().contains("damaged.kdtr"), "{error}");
+        }
+        std::fs::write(file, bytes).unwrap();
+    }
+    Bundle::open(&model).unwrap();
 }
 
 #[test]

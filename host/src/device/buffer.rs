@@ -84,6 +84,19 @@ impl<T: Element> Buffer<T> {
         }
     }
 
+    /// Writes the elements that `bytes` are from the first one on; `bytes` need no alignment.
+    pub fn write_bytes(&self, bytes: &[u8]) -> Result<()>
+    where
+        T: Pod,
+    {
+        let len = bytes.len().div_ceil(size_of::<T>());
+        let addr = self.check("write", 0, len)?;
+        match bytes.is_empty() {
+            true => Ok(()),
+            false => on!(self, d => d.write(addr, bytes)),
+        }
+    }
+
     /// Reads into `values` from element `start` on, after all that was queued.
     pub fn read_into(&self, start: usize, values: &mut [T]) -> Result<()>
     where

@@ -169,6 +169,13 @@ impl Device {
         Ok(buffer)
     }
 
+    /// A buffer with the elements that `bytes` are, which need no alignment.
+    pub fn upload_bytes<T: Element + bytemuck::Pod>(&self, bytes: &[u8]) -> Result<Buffer<T>> {
+        let buffer = self.alloc(bytes.len() / size_of::<T>())?;
+        buffer.write_bytes(bytes)?;
+        Ok(buffer)
+    }
+
     /// Queues a launch. A grid with a zero queues nothing.
     ///
     /// Views in `args` must be of live buffers of this device and the dimensions those of the kernel's contract: the

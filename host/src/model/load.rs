@@ -66,8 +66,8 @@ impl Model {
 fn load_embedding(device: &Device, bundle: &Bundle) -> Result<Embedding> {
     let table = bundle.weight("model.embed_tokens.weight")?;
     match &table.data {
-        HostData::F32(bytes) => Ok(Embedding::F32(device.upload(&f32s(bytes))?)),
-        HostData::Bf16(bytes) => Ok(Embedding::Bf16(device.upload(&bf16s(bytes))?)),
+        HostData::F32(bytes) => Ok(Embedding::F32(device.upload_bytes(bytes)?)),
+        HostData::Bf16(bytes) => Ok(Embedding::Bf16(device.upload_bytes(bytes)?)),
         HostData::W4a16 { .. } => {
             Err(ModelError::Unsupported(format!("`{}` is w4a16; an embedding table is f32 or bf16", table.name)))
         }
@@ -181,12 +181,4 @@ fn dequantize(packed: &[u8], scales: &[u8], scale_type: ScaleType, group: usize)
     };
     let codes = packed.iter().flat_map(|byte| [byte & 15, byte >> 4]);
     codes.enumerate().flat_map(|(i, code)| ((f32::from(code) - 8.0) * scale(i / group)).to_le_bytes()).collect()
-}
-
-fn f32s(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-}
-
-fn bf16s(bytes: &[u8]) -> Vec<bf16> {
-    bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b)).collect()
 }

@@ -115,3 +115,26 @@ fn pattern(tokenizer: &Value) -> Option<String> {
     };
     parts.iter().find_map(|part| Some(part.get("pattern")?.get("Regex")?.as_str()?.to_string()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::PATTERN;
+
+    /// Pieces that follow from the published rules, one of each branch.
+    #[test]
+    fn kimis_pattern() {
+        let regex = fancy_regex::Regex::new(PATTERN).unwrap();
+        let pieces = |text: &str| -> Vec<String> {
+            regex.find_iter(text).map(|found| found.unwrap().as_str().to_string()).collect()
+        };
+        for (text, want) in [
+            ("\u{6df7}\u{5408}Mixed\u{4e2d}\u{6587}English123", "\u{6df7}\u{5408}|Mixed|\u{4e2d}\u{6587}|English|123"),
+            ("I'm sure they'll say DON'T", "I'm| sure| they'll| say| DON'T"),
+            ("12345 x", "123|45| x"),
+            ("a  b\n\n c ", "a| | b|\n\n| c| "),
+            ("iPhoneX, (ok)!", "i|Phone|X|,| (|ok|)!"),
+        ] {
+            assert_eq!(pieces(text).join("|"), want);
+        }
+    }
+}
