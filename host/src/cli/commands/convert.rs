@@ -8,6 +8,7 @@ use super::{open, progress::Progress};
 use crate::cli::args::Convert;
 use crate::cli::failure::{Failure, Result};
 use crate::cli::output::{self, Bytes};
+use crate::text::Tokenizer;
 use crate::weights::{Conversion, ConvertError, Verify};
 
 const MEGABYTE: u64 = 1_000_000;
@@ -20,6 +21,8 @@ pub fn run(args: &Convert) -> Result<()> {
     if let Some(folder) = &args.drafter {
         bundle.attach_drafter(folder)?;
     }
+    // A vocabulary that no reader would take is no reason to write for an hour first.
+    Tokenizer::of(&bundle)?;
     if !bundle.goldens().is_empty() {
         output::note(format_args!("{}: goldens are not taken over", args.bundle.display()));
     }
