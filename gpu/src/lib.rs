@@ -7,6 +7,7 @@
 
 pub mod args;
 pub mod kernels;
+pub mod philox;
 
 /// Shared memory that a block may take, bytes: the least of the supported GPUs (sm_120). Each kernel with dynamic
 /// shared memory asserts it for its largest configuration, static arrays included.

@@ -183,3 +183,19 @@ fn ctrl_c_ends_a_run_in_every_phase() {
     });
     assert_eq!(code, Some(130));
 }
+
+#[test]
+fn a_seed_draws_the_same_tokens_again() {
+    let run = |seed: &str, more: &[&str]| {
+        let args = ["--prompt-ids", "5,6,7", "--max-new", "12", "--temp", "3", "--top-k", "50", "--seed", seed];
+        document("k26-tiny-int4", &[&args[..], more].concat())
+    };
+    let (first, again, other) = (run("3", &[]), run("3", &[]), run("4", &[]));
+    assert_eq!(ids(&first), ids(&again));
+    assert_ne!(ids(&first), ids(&other));
+    assert_eq!(first["sampling"], json!({ "temp": 3.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "seed": 3 }));
+    // A share of 1 keeps ties with the likeliest alone: greedy.
+    let greedy = document("k26-tiny-int4", &["--prompt-ids", "5,6,7", "--max-new", "12"]);
+    assert_eq!(ids(&run("3", &["--min-p", "1"])), ids(&greedy));
+    assert!(greedy.get("sampling").is_none());
+}

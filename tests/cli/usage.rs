@@ -17,7 +17,7 @@ fn commands_and_flags_that_are_not_there() {
     wrong(&["encode"], &["unrecognized subcommand 'encode'"]);
     wrong(&["inspect"], &["<BUNDLE>"]);
     wrong(&["inspect", "x.kdtr", "--fast"], &["unexpected argument '--fast'"]);
-    wrong(&["decode", "x.kdtr", "--prompt", "a", "--temp", "0.7"], &["unexpected argument '--temp'"]);
+    wrong(&["decode", "x.kdtr", "--prompt", "a", "--mirostat", "2"], &["unexpected argument '--mirostat'"]);
     wrong(&["completions", "cmd"], &["invalid value 'cmd'"]);
     wrong(&["tokenize", "x.kdtr"], &["<TEXT>"]);
     wrong(&["tokenize", "x.kdtr", "text", "--ids", "1"], &["cannot be used with"]);
@@ -42,7 +42,7 @@ fn decode_wants_exactly_one_input() {
 fn values_out_of_range() {
     for (flag, value) in [
         ("--budget", "0"),
-        ("--budget", "65"),
+        ("--budget", "1025"),
         ("--budget", "auto"),
         ("--max-new", "-1"),
         ("--device", "gpu"),
@@ -54,6 +54,20 @@ fn values_out_of_range() {
         ("--stop-id", "x"),
         ("--golden", "-1"),
         ("--prompt-ids", "1,,2"),
+        ("--min-prob", "0"),
+        ("--min-prob", "1"),
+        ("--temp", "-1"),
+        ("--temp", "1e-7"),
+        ("--temp", "inf"),
+        ("--temp", "warm"),
+        ("--top-k", "0"),
+        ("--top-k", "-3"),
+        ("--top-p", "0"),
+        ("--top-p", "1.01"),
+        ("--top-p", "NaN"),
+        ("--min-p", "2"),
+        ("--seed", "-1"),
+        ("--seed", "18446744073709551616"),
     ] {
         let input =
             if flag.starts_with("--golden") || flag.starts_with("--prompt") { &[][..] } else { &["--prompt", "a"] };
@@ -69,6 +83,12 @@ fn flags_that_contradict_each_other() {
     decode(tiny, &["--golden", "0", "--device", "cpu", "--ptx", "sm_90"], &["--ptx", "--device cpu"]);
     decode(tiny, &["--prompt-ids", "1", "--draft", "recorded"], &["--draft recorded", "--golden"]);
     decode(tiny, &["--golden", "0", "--draft", "none", "--budget", "4"], &["--budget", "--draft none"]);
+    decode(tiny, &["--golden", "0", "--draft", "none", "--spine"], &["--spine", "--draft none"]);
+    for flag in [["--top-k", "5"], ["--top-p", "0.5"], ["--min-p", "0.1"], ["--seed", "1"]] {
+        decode(tiny, &[&["--prompt-ids", "1"], &flag[..]].concat(), &[flag[0], "--temp"]);
+        decode(tiny, &[&["--prompt-ids", "1", "--temp", "0"], &flag[..]].concat(), &[flag[0], "--temp"]);
+    }
+    decode(tiny, &["--golden", "0", "--temp", "1"], &["--golden", "--temp"]);
     decode(tiny, &["--golden", "0", "--special"], &["--special", "cannot be used with"]);
     decode(tiny, &["--golden", "0", "--stop", ""], &["--stop"]);
 }
@@ -83,6 +103,7 @@ fn flags_that_a_bundle_cannot_honour() {
     decode(tiny, &["--golden", "0", "--stop", "x"], &["--stop", "no tokenizer"]);
     decode(tiny, &["--golden", "0", "--draft", "dflash"], &["--draft dflash", "no drafter"]);
     decode(tiny, &["--golden", "0", "--budget", "8"], &["--budget", "no drafter"]);
+    decode(tiny, &["--golden", "0", "--min-prob", "0.1"], &["--min-prob", "no drafter"]);
     decode(tiny, &["--prompt-ids", "0,1003"], &["--prompt-ids", "token 1003", "vocabulary of 1003"]);
     decode(tiny, &["--prompt-ids=-1"], &["--prompt-ids", "token -1"]);
     decode(tiny, &["--golden", "0", "--stop-id", "1003"], &["--stop-id", "token 1003"]);

@@ -2,10 +2,11 @@
 
 use gpu::args::state::{
     BONUS, ERROR, ERROR_LOGITS, ERROR_ROUTER, ERROR_ROW, MAX_PATH, NEXT_BONUS, NO_ROW, NODES, PATH, PATH_LEN,
+    STATE_WORDS,
 };
 use gpu::args::tokens::record::{self, RECORD_WORDS};
 use kdtree::device::{Buffer, Device};
-use kdtree::kernels::{Accept, Argmax, accept, argmax, initial_state};
+use kdtree::kernels::{Accept, Argmax, ArgmaxWorkspace, accept, argmax, argmax_workspace, initial_state};
 use kdtree::reference::{self, Tree};
 
 use super::support::{Outcome, Random, Suite, check, equal};
@@ -21,6 +22,8 @@ pub fn cases(suite: &mut Suite) {
     suite.both("accept::root_alone", root_alone);
     suite.both("accept::errors", errors);
     suite.both("accept::nan_logits_to_record", nan_logits);
+    suite.both("accept::largest_tree", largest);
+    suite.both("accept::sequences", sequences);
     suite.both("accept::refuses", refuses);
 }
 
@@ -30,11 +33,13 @@ pub struct Bench<'a> {
     tokens: Buffer<i32>,
     parents: Buffer<i32>,
     pick: Buffer<i32>,
+    best: Buffer<f32>,
+    second: Buffer<f32>,
     state: Buffer<u32>,
     record: Buffer<u32>,
 }
 
-const MOST_ROWS: usize = 65;
+const MOST_ROWS: usize = 1025;
 const BONUS_ID: u32 = 5;
 
 impl<'a> Bench<'a> {
@@ -44,6 +49,8 @@ impl<'a> Bench<'a> {
             tokens: device.zeros(MOST_ROWS)?,
             parents: device.zeros(MOST_ROWS)?,
             pick: device.zeros(MOST_ROWS)?,
+            best: device.upload(&(0..MOST_ROWS).map(|row| 2.0 * row as f32).collect::<Vec<_>>())?,
+            second: device.upload(&vec![-0.5; MOST_ROWS])?,
             state: device.upload(&initial_state(0, 0, 0))?,
             record: device.zeros(RECORD_WORDS)?,
         })
@@ -60,8 +67,11 @@ impl<'a> Bench<'a> {
             tokens: self.tokens.view(),
             parents: self.parents.view(),
             pick: self.pick.view(),
+            best: self.best.view(),
+            second: self.second.view(),
             state: self.state.view_mut(),
             record: self.record.view_mut(),
+            sequences: 1,
             rows: tree.tokens.len(),
         };
         accept(self.device, p)?;
@@ -85,12 +95,21 @@ impl<'a> Bench<'a> {
         path.iter().enumerate().for_each(|(i, &row)| want[PATH + i] = row as u32);
         let text = || format!("{:?} {:?} with {pick:?}", tree.tokens, tree.parents);
         equal(&format!("state of {}", text()), &state, &want)?;
-        let mut words = vec![path.len() as u32, tree.nodes as u32, 0, NO_ROW, next as u32];
-        words.extend(path[1..].iter().map(|&row| tree.tokens[row] as u32));
-        words.resize(RECORD_WORDS, 0);
-        equal(&format!("record of {}", text()), &record, &words)?;
+        equal(&format!("record of {}", text()), &record, &record_of(&path, pick, tree.nodes))?;
         Ok(path.len())
     }
+}
+
+/// The record of a walk along `path`; the gap of row r is that of the bench, 2 r + 0.5.
+fn record_of(path: &[usize], pick: &[i32], nodes: usize) -> Vec<u32> {
+    let mut words = vec![0; RECORD_WORDS];
+    (words[record::PATH_LEN], words[record::NODES], words[record::ERROR_ROW]) =
+        (path.len() as u32, nodes as u32, NO_ROW);
+    for (i, &row) in path.iter().enumerate() {
+        words[record::PICKS + i] = pick[row] as u32;
+        words[record::GAPS + i] = (2.0 * row as f32 + 0.5).to_bits();
+    }
+    words
 }
 
 /// Digits of `n` in base `base`, `count` of them.
@@ -134,8 +153,8 @@ fn random_tree(random: &mut Random, nodes: usize, padding: usize, vocab: usize) 
 fn random_trees(device: &Device) -> Outcome {
     let bench = Bench::new(device)?;
     let mut random = Random::new(71);
-    for round in 0..200 {
-        let nodes = [3, 7, 31, 32, 33, 60][round % 6];
+    for round in 0..210 {
+        let nodes = [3, 7, 31, 32, 33, 60, 500][round % 7];
         let tree = random_tree(&mut random, nodes, round % 5, 2);
         let pick: Vec<i32> = (0..tree.tokens.len()).map(|_| random.below(2) as i32).collect();
         bench.same(&tree, &pick)?;
@@ -199,12 +218,13 @@ fn root_alone(device: &Device) -> Outcome {
     let bench = Bench::new(device)?;
     equal("no padding", &[bench.same(&Tree::root(3, 0), &[0])?], &[1])?;
     equal("padding", &[bench.same(&Tree::root(3, 64), &[3; 65])?], &[1])?;
+    equal("much padding", &[bench.same(&Tree::root(3, 1024), &[3; 1025])?], &[1])?;
     // A count above the rows is cut to them.
     let mut state = initial_state(0, 3, 40);
     let (after, record) = bench.run(&Tree::of(3, &[(8, 0)], 1), &[8, 2], &state)?;
     (state[PATH_LEN], state[PATH + 1], state[NEXT_BONUS]) = (2, 1, 2);
     equal("state", &after, &state)?;
-    equal("record", &record[..6], &[2, 1, 0, NO_ROW, 2, 8])
+    equal("record", &record, &record_of(&[0, 1], &[8, 2], 1))
 }
 
 fn errors(device: &Device) -> Outcome {
@@ -213,7 +233,7 @@ fn errors(device: &Device) -> Outcome {
     let empty = |error, row| {
         let mut record = vec![0; RECORD_WORDS];
         record[record::NODES] = 2;
-        (record[record::ERROR], record[record::ERROR_ROW], record[record::NEXT_BONUS]) = (error, row, BONUS_ID);
+        (record[record::ERROR], record[record::ERROR_ROW]) = (error, row);
         record
     };
     let mut state = initial_state(3, BONUS_ID, 2);
@@ -238,12 +258,14 @@ fn nan_logits(device: &Device) -> Outcome {
     (logits[8 + 3], logits[16], logits[24]) = (f32::NAN, f32::NAN, f32::NAN);
     let (logits, x) = (device.upload(&logits)?, device.zeros(4)?);
     bench.state.write(0, &initial_state(0, BONUS_ID, 2))?;
+    let (parts, tickets) = (device.alloc(argmax_workspace(4, 8).0)?, device.zeros(4)?);
     let p = Argmax {
         logits: logits.view(),
         pick: bench.pick.view_mut(),
         best: x.view_mut(),
         second: x.view_mut(),
         state: bench.state.view_mut(),
+        workspace: ArgmaxWorkspace { parts: parts.view_mut(), tickets: tickets.view_mut() },
         rows: 4,
         vocab: 8,
     };
@@ -251,7 +273,7 @@ fn nan_logits(device: &Device) -> Outcome {
     let (state, pick) = (bench.state.read()?, bench.pick.read()?);
     equal("picks", &pick[..4], &[0, -1, -1, -1])?;
     let (state, record) = bench.run(&tree, &pick[..4], &state)?;
-    equal("record", &record[..6], &[0, 2, ERROR_LOGITS, 1, BONUS_ID, 0])?;
+    equal("record", &record[..5], &[0, 2, ERROR_LOGITS, 1, 0])?;
     equal("bonus", &[state[BONUS], state[NODES]], &[BONUS_ID, 2])
 }
 
@@ -262,14 +284,69 @@ fn refuses(device: &Device) -> Outcome {
         tokens: bench.tokens.view(),
         parents: bench.parents.view(),
         pick: bench.pick.view(),
+        best: bench.best.view(),
+        second: bench.second.view(),
         state: bench.state.view_mut(),
         record,
+        sequences: 1,
         rows,
     };
-    accept(device, p(65, bench.record.view_mut()))?;
-    for bad in [p(0, bench.record.view_mut()), p(66, bench.record.view_mut()), p(1, short.view_mut())] {
+    accept(device, p(1025, bench.record.view_mut()))?;
+    let two = Accept { sequences: 2, ..p(65, bench.record.view_mut()) };
+    let empty = Accept { best: cuda_std::Global::EMPTY, ..p(65, bench.record.view_mut()) };
+    for bad in [p(0, bench.record.view_mut()), p(1026, bench.record.view_mut()), p(1, short.view_mut()), two, empty] {
         let error = accept(device, bad).err().map(|e| e.to_string()).unwrap_or_default();
         check(error.starts_with("accept: "), || format!("expected a refusal, found `{error}`"))?;
+    }
+    Ok(())
+}
+
+/// 1,024 nodes, all children of the root but a chain of the last rows; and the row that is followed is the last.
+fn largest(device: &Device) -> Outcome {
+    let bench = Bench::new(device)?;
+    let list: Vec<(i32, usize)> = (0..1024).map(|i| (i as i32, if i < 1000 { 0 } else { i })).collect();
+    let tree = Tree::of(BONUS_ID as i32, &list, 1024);
+    // Row r holds token r - 1: in the chain each row picks the token of the next.
+    let mut pick: Vec<i32> = (0..1025).collect();
+    for (first, length) in [(999, 26), (5, 2), (1024, 1), (1023, 1)] {
+        pick[0] = first;
+        equal("length", &[bench.same(&tree, &pick)?], &[length])?;
+    }
+    Ok(())
+}
+
+fn sequences(device: &Device) -> Outcome {
+    let mut random = Random::new(79);
+    let (n, rows) = (3, 30);
+    let trees: Vec<Tree> = (0..n).map(|i| random_tree(&mut random, rows - 1 - i, i, 2)).collect();
+    let all = |of: &dyn Fn(&Tree) -> Vec<i32>| trees.iter().flat_map(of).collect::<Vec<_>>();
+    let pick: Vec<i32> = (0..n * rows).map(|_| random.below(2) as i32).collect();
+    let (tokens, parents) = (device.upload(&all(&|t| t.tokens.clone()))?, device.upload(&all(&|t| t.parents.clone()))?);
+    let states: Vec<u32> = trees.iter().flat_map(|t| initial_state(9, BONUS_ID, t.nodes as u32)).collect();
+    let (d_pick, state, record) = (device.upload(&pick)?, device.upload(&states)?, device.alloc(n * RECORD_WORDS)?);
+    let zeros = device.zeros(n * rows)?;
+    let p = Accept {
+        tokens: tokens.view(),
+        parents: parents.view(),
+        pick: d_pick.view(),
+        best: zeros.view(),
+        second: zeros.view(),
+        state: state.view_mut(),
+        record: record.view_mut(),
+        sequences: n,
+        rows,
+    };
+    accept(device, p)?;
+    let (state, record) = (state.read()?, record.read()?);
+    for (i, tree) in trees.iter().enumerate() {
+        let pick = &pick[i * rows..(i + 1) * rows];
+        let (path, next) = reference::accept(&tree.tokens, &tree.parents, pick, tree.nodes, MAX_PATH);
+        let rows: Vec<u32> = path.iter().map(|&row| row as u32).collect();
+        let state = &state[i * STATE_WORDS..][..STATE_WORDS];
+        equal("path", &state[PATH..PATH + path.len()], &rows)?;
+        equal("next", &[state[PATH_LEN], state[NEXT_BONUS]], &[path.len() as u32, next as u32])?;
+        let picks: Vec<u32> = path.iter().map(|&row| pick[row] as u32).collect();
+        equal("picks", &record[i * RECORD_WORDS + record::PICKS..][..path.len()], &picks)?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use gpu::args::state::{ERROR, ERROR_LOGITS, ERROR_ROUTER, ERROR_ROW};
 use kdtree::device::Device;
-use kdtree::kernels::{Argmax, argmax, initial_state};
+use kdtree::kernels::{Argmax, ArgmaxWorkspace, argmax, argmax_workspace, initial_state};
 use kdtree::reference;
 
 use super::support::{Outcome, Random, Suite, check, equal};
@@ -15,7 +15,10 @@ pub fn cases(suite: &mut Suite) {
         suite
             .both(format!("argmax::{rows}x{vocab}, ties"), move |d| drawn(d, rows, vocab, |r| r.below(9) as f32 - 4.0));
     }
-    suite.cuda("argmax::65x163840", |d| drawn(d, 65, K2_VOCAB, |r| r.unit()));
+    for rows in [1, 7, 65, 200] {
+        suite.cuda(format!("argmax::{rows}x163840"), move |d| drawn(d, rows, K2_VOCAB, |r| r.unit()));
+    }
+    suite.both("argmax::the_same_alone_and_among_others", alone);
     suite.both("argmax::all_equal", |d| same(d, &[2.5; 3000], 3000));
     suite.both("argmax::signed_zeros", |d| same(d, &[-1.0, -0.0, 0.0, -0.0], 4));
     suite.both("argmax::minus_infinities", |d| same(d, &[f32::NEG_INFINITY, -7.0, f32::NEG_INFINITY], 3));
@@ -38,16 +41,20 @@ fn run(device: &Device, logits: &[f32], vocab: usize, state: &[u32]) -> Result<F
     let rows = logits.len() / vocab;
     let (d_logits, d_state) = (device.upload(logits)?, device.upload(state)?);
     let (pick, best, second) = (device.alloc(rows)?, device.alloc(rows)?, device.alloc(rows)?);
+    let (parts, tickets) = argmax_workspace(rows, vocab);
+    let (parts, tickets) = (device.alloc(parts)?, device.zeros(tickets)?);
     let p = Argmax {
         logits: d_logits.view(),
         pick: pick.view_mut(),
         best: best.view_mut(),
         second: second.view_mut(),
         state: d_state.view_mut(),
+        workspace: ArgmaxWorkspace { parts: parts.view_mut(), tickets: tickets.view_mut() },
         rows,
         vocab,
     };
     argmax(device, p)?;
+    equal("tickets", &tickets.read()?, &vec![0; rows])?;
     Ok(Found { pick: pick.read()?, best: best.read()?, second: second.read()?, state: d_state.read()? })
 }
 
@@ -90,12 +97,14 @@ fn unaligned(device: &Device) -> Outcome {
     let logits = random.floats(5001);
     let (d_logits, state) = (device.upload(&logits)?, device.upload(&initial_state(0, 0, 0))?);
     let (pick, best, second) = (device.alloc(1)?, device.alloc(1)?, device.alloc(1)?);
+    let (parts, tickets) = (device.alloc(argmax_workspace(1, 5000).0)?, device.zeros(1)?);
     let p = Argmax {
         logits: d_logits.view().slice(1, 5000),
         pick: pick.view_mut(),
         best: best.view_mut(),
         second: second.view_mut(),
         state: state.view_mut(),
+        workspace: ArgmaxWorkspace { parts: parts.view_mut(), tickets: tickets.view_mut() },
         rows: 1,
         vocab: 5000,
     };
@@ -145,21 +154,41 @@ fn earlier(device: &Device) -> Outcome {
 fn refuses(device: &Device) -> Outcome {
     let (logits, pick, x, short) = (device.zeros(8)?, device.zeros(2)?, device.zeros(2)?, device.zeros::<u32>(8)?);
     let state = device.upload(&initial_state(0, 0, 0))?;
+    let (parts, tickets, none) = (device.zeros(8)?, device.zeros(2)?, device.zeros(0)?);
+    let workspace = ArgmaxWorkspace { parts: parts.view_mut(), tickets: tickets.view_mut() };
     let p = |rows, vocab, state| Argmax {
         logits: logits.view(),
         pick: pick.view_mut(),
         best: x.view_mut(),
         second: x.view_mut(),
         state,
+        workspace,
         rows,
         vocab,
     };
-    argmax(device, p(2, 4, state.view_mut()))?;
-    for bad in
-        [p(2, 5, state.view_mut()), p(3, 2, state.view_mut()), p(1, 0, state.view_mut()), p(1, 4, short.view_mut())]
-    {
+    let state = || state.view_mut();
+    argmax(device, p(2, 4, state()))?;
+    let no_tickets =
+        Argmax { workspace: ArgmaxWorkspace { tickets: none.view_mut(), ..workspace }, ..p(2, 4, state()) };
+    let no_parts = Argmax { workspace: ArgmaxWorkspace { parts: none.view_mut(), ..workspace }, ..p(2, 4, state()) };
+    let bad = [p(2, 5, state()), p(3, 2, state()), p(1, 0, state()), p(1, 4, short.view_mut()), no_tickets, no_parts];
+    for bad in bad {
         let error = argmax(device, bad).err().map(|e| e.to_string()).unwrap_or_default();
         check(error.starts_with("argmax: "), || format!("expected a refusal, found `{error}`"))?;
+    }
+    Ok(())
+}
+
+/// A row alone is divided into more parts than among others.
+fn alone(device: &Device) -> Outcome {
+    let vocab = 30_000;
+    let mut random = Random::new(5);
+    let logits: Vec<f32> = (0..40 * vocab).map(|_| random.below(20_000) as f32 * 1e-3).collect();
+    let all = run(device, &logits, vocab, &initial_state(0, 0, 39))?;
+    for row in [0, 17, 39] {
+        let one = run(device, &logits[row * vocab..][..vocab], vocab, &initial_state(0, 0, 0))?;
+        let (one, of_all) = ([one.best[0], one.second[0]], [all.best[row], all.second[row]]);
+        equal("best and second", &one, &of_all)?;
     }
     Ok(())
 }

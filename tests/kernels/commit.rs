@@ -17,7 +17,9 @@ pub fn cases(suite: &mut Suite) {
         let path: Vec<usize> = (0..state::MAX_PATH).map(|i| 2 * i).collect();
         commits(d, 64, 7, &path)
     });
+    suite.cuda("commit::past_2_to_32_bytes", far);
     suite.both("commit::nothing_after_an_error", |d| commits(d, 16, 5, &[]));
+    suite.both("commit::bytes", bytes);
     suite.both("gather_rows::accepted_path", gathers);
     suite.both("advance::grows_by_the_path", advances);
     suite.both("tap::columns_of_a_row", taps);
@@ -58,6 +60,21 @@ fn every_subset(device: &Device) -> Outcome {
     for subset in 0..64u32 {
         let path: Vec<usize> = std::iter::once(0).chain((1..=6).filter(|i| subset >> (i - 1) & 1 != 0)).collect();
         commits(device, 16, 5, &path)?;
+    }
+    Ok(())
+}
+
+/// A cache of one byte a value moves like any other.
+fn bytes(device: &Device) -> Outcome {
+    let (slots, width, path) = (30, 576, [0usize, 1, 5, 6, 9, 12, 13, 14, 15, 20]);
+    let cache: Vec<u8> = (0..LAYERS * slots * width).map(|i| (i / width * 7 + i % width) as u8).collect();
+    let (dc, state) = (device.upload(&cache)?, device.upload(&state_words(4, &path))?);
+    commit(device, Commit { cache: dc.view_mut(), state: state.view(), layers: LAYERS, slots, width })?;
+    let got = dc.read()?;
+    for (row, values) in got.chunks(width).enumerate() {
+        let (layer, slot) = (row / slots, row % slots);
+        let from = slot.checked_sub(4).and_then(|r| path.get(r)).map_or(slot, |&row| 4 + row);
+        equal(&format!("layer {layer}, slot {slot}"), values, &cache[(layer * slots + from) * width..][..width])?;
     }
     Ok(())
 }
@@ -121,12 +138,29 @@ fn rounds(device: &Device, n: usize) -> Outcome {
 }
 
 fn refuses(device: &Device) -> Outcome {
-    let (cache, state) = (device.zeros(2 * 4 * 16)?, device.upload(&state_words(0, &[0]))?);
+    let (cache, state) = (device.zeros::<bf16>(2 * 4 * 16)?, device.upload(&state_words(0, &[0]))?);
     let p = |slots, width| Commit { cache: cache.view_mut(), state: state.view(), layers: 2, slots, width };
     commit(device, p(4, 16))?;
-    for (p, why) in [(p(5, 16), "expected [2, 5, 16]"), (p(16, 4), "multiple of 8")] {
+    for (p, why) in [(p(5, 16), "expected [2, 5, 16]"), (p(16, 4), "multiple of 16")] {
         let error = commit(device, p).err().map(|e| e.to_string()).unwrap_or_default();
         check(error.starts_with("commit: ") && error.contains(why), || format!("expected `{why}`, found `{error}`"))?;
+    }
+    Ok(())
+}
+
+/// The last of 61 layers of 64k slots: its rows lie behind 2^32 bytes.
+fn far(device: &Device) -> Outcome {
+    let (layers, slots, width, path) = (61, 65_536, 576, [0usize, 2, 3]);
+    let cache = device.alloc::<bf16>(layers * slots * width)?;
+    let last = ((layers - 1) * slots + 65_000) * width;
+    let rows = Random::new(35).bf16s(4 * width);
+    cache.write(last, &rows)?;
+    let state = device.upload(&state_words(65_000, &path))?;
+    commit(device, Commit { cache: cache.view_mut(), state: state.view(), layers, slots, width })?;
+    let mut got = vec![bf16::ZERO; 4 * width];
+    cache.read_into(last, &mut got)?;
+    for (r, &from) in path.iter().enumerate() {
+        equal(&format!("row {r}"), &got[r * width..][..width], &rows[from * width..][..width])?;
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ mod bandwidth;
 mod block_attention;
 mod commit;
 mod device;
+mod draw;
 mod embed;
 mod linear;
 mod linear_dense;
@@ -51,6 +52,7 @@ fn main() -> std::process::ExitCode {
     widen::cases(&mut suite);
     bandwidth::cases(&mut suite);
     accept::cases(&mut suite);
+    draw::cases(&mut suite);
     recorded::cases(&mut suite);
     suite.run()
 }

@@ -23,6 +23,10 @@ pub fn cases(suite: &mut Suite) {
         (2, 2111, 64),
         (3, 4096, 16),
         (7, 5003, 7),
+        (2, 8192, 100),
+        (2, 8193, 64),
+        (2, 12_289, 1024),
+        (1, 9001, 1000),
     ] {
         suite.both(format!("top_k::{k} of {rows}x{vocab}"), move |d| drawn(d, rows, vocab, k, |r| r.unit() * 12.0));
         let few = |r: &mut Random| r.below(7) as f32 - 3.0;
@@ -30,8 +34,18 @@ pub fn cases(suite: &mut Suite) {
     }
     suite.both("top_k::8 of 1x163840", |d| drawn(d, 1, K2_VOCAB, 8, |r| r.unit() * 12.0));
     suite.cuda("top_k::64 of 7x163840", |d| drawn(d, 7, K2_VOCAB, 64, |r| r.unit() * 12.0));
+    suite.cuda("top_k::1024 of 7x163840", |d| drawn(d, 7, K2_VOCAB, 1024, |r| r.unit() * 12.0));
+    suite.cuda("top_k::1 of 7x163840", |d| drawn(d, 7, K2_VOCAB, 1, |r| r.unit() * 12.0));
+    suite.cuda("top_k::more_ties_than_room", |d| drawn(d, 3, K2_VOCAB, 64, |r| r.below(4) as f32));
     suite.cuda("top_k::64 of 31x524288", |d| drawn(d, 31, 524_288, 64, |r| r.below(50_000) as f32 * 1e-3));
     suite.both("top_k::all_equal", |d| same(d, &[-3.25; 2 * 2500], 2500, 64));
+    suite.both("top_k::all_equal_in_many_chunks", |d| same(d, &[-3.25; 2 * 20_000], 20_000, 64));
+    suite.both("top_k::few_finite_in_many_chunks", |d| {
+        let mut logits = vec![f32::NEG_INFINITY; 20_000];
+        (logits[19_999], logits[5], logits[10_000]) = (1.0, -2.0, 1.0);
+        same(d, &logits, 20_000, 9)
+    });
+    suite.both("top_k::an_unaligned_row", |d| drawn(d, 3, 16_383, 33, |r| r.unit() * 12.0));
     suite.both("top_k::signed_zeros", |d| same(d, &[-0.0, 0.0, -1.0, 0.0, -0.0], 5, 5));
     suite.both("top_k::minus_infinities", |d| {
         let mut logits = vec![f32::NEG_INFINITY; 2100];
@@ -59,15 +73,15 @@ struct Found {
 fn run(device: &Device, logits: &[f32], vocab: usize, k: usize) -> Result<Found, libtest_mimic::Failed> {
     let rows = logits.len() / vocab;
     let (d_logits, state) = (device.upload(logits)?, device.upload(&initial_state(0, 0, 0))?);
-    let (candidates, sums) = top_k_workspace(rows, vocab, k);
-    let (candidates, sums) = (device.alloc(candidates)?, device.alloc(sums)?);
+    let (words, sums) = top_k_workspace(rows, vocab, k);
+    let (words, sums) = (device.alloc(words)?, device.alloc(sums)?);
     let (ids, logp) = (device.alloc(rows * k)?, device.alloc(rows * k)?);
     let p = TopK {
         logits: d_logits.view(),
         ids: ids.view_mut(),
         logp: logp.view_mut(),
         state: state.view_mut(),
-        workspace: TopKWorkspace { candidates: candidates.view_mut(), sums: sums.view_mut() },
+        workspace: TopKWorkspace { words: words.view_mut(), sums: sums.view_mut() },
         rows,
         vocab,
         k,
@@ -110,9 +124,16 @@ fn far_ids(device: &Device) -> Outcome {
 }
 
 fn not_finite(device: &Device) -> Outcome {
-    let (vocab, k) = (2100, 5);
+    for vocab in [2100, 9000] {
+        not_finite_of(device, vocab)?;
+    }
+    Ok(())
+}
+
+fn not_finite_of(device: &Device, vocab: usize) -> Outcome {
+    let k = 5;
     for (bad, all) in [(f32::NAN, false), (f32::INFINITY, false), (f32::NEG_INFINITY, true), (f32::NAN, true)] {
-        for at in [0, 1999, 2048, 2099] {
+        for at in [0, 1999, vocab / 2, vocab - 1] {
             let mut logits = Random::new(2).floats(4 * vocab);
             for row in [1, 3] {
                 if all {
@@ -150,9 +171,9 @@ fn one_row_alone(device: &Device) -> Outcome {
 fn refuses(device: &Device) -> Outcome {
     let (logits, ids, logp, state) =
         (device.zeros(16)?, device.zeros(8)?, device.zeros(8)?, device.upload(&initial_state(0, 0, 0))?);
-    let (candidates, sums, short) = (device.zeros(16)?, device.zeros(4)?, device.zeros::<u32>(7)?);
-    let workspace = TopKWorkspace { candidates: candidates.view_mut(), sums: sums.view_mut() };
-    let small = TopKWorkspace { candidates: short.view_mut(), sums: sums.view_mut() };
+    let (words, sums, short) = (device.zeros(1 << 14)?, device.zeros(4)?, device.zeros::<u32>(7)?);
+    let workspace = TopKWorkspace { words: words.view_mut(), sums: sums.view_mut() };
+    let small = TopKWorkspace { words: short.view_mut(), sums: sums.view_mut() };
     let p = |rows, vocab, k, workspace| TopK {
         logits: logits.view(),
         ids: ids.view_mut(),
@@ -167,11 +188,11 @@ fn refuses(device: &Device) -> Outcome {
     let bad = [
         p(1, 3, 4, workspace),
         p(1, 8, 0, workspace),
-        p(1, 16, 65, workspace),
+        p(1, 16, 1025, workspace),
         p(2, 9, 2, workspace),
         p(2, 8, 5, workspace),
         p(2, 8, 2, small),
-        p(0, 1 << 20, 2, workspace),
+        p(0, (1 << 19) + 1, 2, workspace),
     ];
     for bad in bad {
         let error = top_k(device, bad).err().map(|e| e.to_string()).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use gpu::args::state::{BONUS, COMMITTED, ERROR, ERROR_DRAFT, ERROR_ROUTER, ERROR_ROW, NODES, STATE_WORDS};
 use kdtree::device::{Buffer, Device};
-use kdtree::kernels::{TreeBuild, initial_state, tree_build};
+use kdtree::kernels::{Growth, TreeBuild, initial_state, tree_build};
 use kdtree::reference::{self, Draft, Tree};
 
 use super::support::{Outcome, Random, Suite, check, equal};
@@ -15,6 +15,17 @@ pub fn cases(suite: &mut Suite) {
     for (levels, k) in [(1, 1), (1, 64), (31, 1), (31, 64), (7, 8), (2, 3), (7, 64)] {
         suite.both(format!("tree_build::{levels} levels of {k}"), move |d| against_heap(d, levels, k));
     }
+    for (levels, k, budget) in
+        [(7, 64, 1024), (7, 1024, 1024), (31, 5, 1024), (3, 9, 1000), (7, 300, 257), (1, 1024, 1024)]
+    {
+        suite.both(format!("tree_build::{budget} of {levels}x{k}"), move |d| large(d, levels, k, budget));
+    }
+    suite.cuda("tree_build::every_budget", every_budget);
+    suite.both("tree_build::large_ties", large_ties);
+    suite.both("tree_build::positive_logp", positive);
+    suite.both("tree_build::floor", floor);
+    suite.both("tree_build::spine", spine);
+    suite.both("tree_build::sequences", sequences);
     suite.both("tree_build::by_definition", by_definition);
     suite.both("tree_build::ties", ties);
     suite.both("tree_build::certain_drafts", certain);
@@ -36,8 +47,8 @@ pub struct Bench<'a> {
     ancestors: Buffer<u32>,
 }
 
-const MOST_ROWS: usize = 65;
-const MOST_WORDS: usize = 3;
+const MOST_ROWS: usize = 1025;
+const MOST_WORDS: usize = 33;
 
 impl<'a> Bench<'a> {
     pub fn new(device: &'a Device) -> Result<Self, libtest_mimic::Failed> {
@@ -52,6 +63,16 @@ impl<'a> Bench<'a> {
     }
 
     fn build(&self, draft: Draft, budget: usize, state: &[u32]) -> Result<(Tree, Vec<u32>), libtest_mimic::Failed> {
+        self.grow(draft, budget, Growth::BEST_FIRST, state)
+    }
+
+    fn grow(
+        &self,
+        draft: Draft,
+        budget: usize,
+        growth: Growth,
+        state: &[u32],
+    ) -> Result<(Tree, Vec<u32>), libtest_mimic::Failed> {
         let (ids, logp) = (self.device.upload(draft.ids)?, self.device.upload(draft.logp)?);
         self.state.write(0, state)?;
         for buffer in [&self.tokens, &self.parents] {
@@ -68,9 +89,11 @@ impl<'a> Bench<'a> {
             parents: self.parents.view_mut(),
             depths: self.depths.view_mut(),
             ancestors: self.ancestors.view_mut(),
+            sequences: 1,
             levels: draft.levels,
             k: draft.k,
             budget,
+            growth,
         };
         tree_build(self.device, p)?;
         let (rows, state) = (budget + 1, self.state.read()?);
@@ -87,9 +110,13 @@ impl<'a> Bench<'a> {
 
     /// The tree equals that of the heap, and the state holds its size and nothing new.
     pub fn same(&self, draft: Draft, budget: usize) -> Result<Tree, libtest_mimic::Failed> {
+        self.grown(draft, budget, Growth::BEST_FIRST)
+    }
+
+    fn grown(&self, draft: Draft, budget: usize, growth: Growth) -> Result<Tree, libtest_mimic::Failed> {
         let before = initial_state(40, BONUS_ID, 7);
-        let (tree, state) = self.build(draft, budget, &before)?;
-        let want = reference::tree_build(BONUS_ID as i32, draft, budget);
+        let (tree, state) = self.grow(draft, budget, growth, &before)?;
+        let want = reference::tree_build(BONUS_ID as i32, draft, budget, growth);
         let what = |part: &str| format!("{part} of the tree of {budget} from {} x {}", draft.levels, draft.k);
         equal(&what("nodes"), &[tree.nodes], &[want.nodes])?;
         equal(&what("tokens"), &tree.tokens, &want.tokens)?;
@@ -175,7 +202,7 @@ fn by_definition(device: &Device) -> Outcome {
         };
         let draft = Draft { ids: &ids, logp: &logp, levels, k };
         let tree = bench.same(draft, budget)?;
-        check(tree == reference::tree_build_by_definition(BONUS_ID as i32, draft, budget), || {
+        check(tree == reference::tree_build_by_definition(BONUS_ID as i32, draft, budget, Growth::BEST_FIRST), || {
             format!("round {round}: not the tree of the definition")
         })?;
         let mut scores: Vec<f32> = reference::all_prefixes(draft)[1..].iter().map(|p| p.1).collect();
@@ -267,7 +294,7 @@ fn nan(device: &Device) -> Outcome {
                         equal("error and its row", &state[ERROR..=ERROR_ROW], &[ERROR_DRAFT, row as u32])?;
                     }
                     None => {
-                        check(tree == reference::tree_build(2, draft, budget), || {
+                        check(tree == reference::tree_build(2, draft, budget, Growth::BEST_FIRST), || {
                             "a column out of reach counts".into()
                         })?;
                         equal("error", &state[ERROR..=ERROR], &[0])?;
@@ -326,15 +353,154 @@ fn refuses(device: &Device) -> Outcome {
         parents: bench.parents.view_mut(),
         depths: bench.depths.view_mut(),
         ancestors: bench.ancestors.view_mut(),
+        sequences: 1,
         levels,
         k,
         budget,
+        growth: Growth::BEST_FIRST,
     };
     tree_build(device, p(2, 4, 64))?;
     equal("state", &bench.state.read()?[COMMITTED..=BONUS], &[0, 0])?;
-    for bad in [p(3, 4, 4), p(2, 4, 65), p(32, 1, 4), p(2, 0, 4), p(0, 65, 4)] {
+    let two = TreeBuild { sequences: 2, ..p(2, 4, 4) };
+    let nan = TreeBuild { growth: Growth { floor: f32::NAN, spine: false }, ..p(2, 4, 4) };
+    for bad in [p(3, 4, 4), p(2, 4, 1025), p(32, 1, 4), p(2, 0, 4), p(0, 1025, 4), two, nan] {
         let error = tree_build(device, bad).err().map(|e| e.to_string()).unwrap_or_default();
         check(error.starts_with("tree_build: "), || format!("expected a refusal, found `{error}`"))?;
+    }
+    Ok(())
+}
+
+/// Budgets that take many threads and ancestors of many words.
+fn large(device: &Device, levels: usize, k: usize, budget: usize) -> Outcome {
+    let mut random = Random::new(71);
+    let bench = Bench::new(device)?;
+    for _ in 0..if device.is_cuda() { 5 } else { 1 } {
+        let (ids, logp) = draw(&mut random, levels, k, smooth);
+        let draft = Draft { ids: &ids, logp: &logp, levels, k };
+        let tree = bench.same(draft, budget)?;
+        let scores = scores_of(&tree, draft, &ranks_of(&tree, draft));
+        check(scores.windows(2).all(|w| w[0] >= w[1]), || "scores ascend".into())?;
+    }
+    Ok(())
+}
+
+fn every_budget(device: &Device) -> Outcome {
+    let mut random = Random::new(73);
+    let bench = Bench::new(device)?;
+    for budget in 0..=1024 {
+        let (levels, k) = (1 + budget % 31, 1 + random.below(100));
+        let (ids, logp) = draw(&mut random, levels, k, smooth);
+        bench.same(Draft { ids: &ids, logp: &logp, levels, k }, budget)?;
+    }
+    Ok(())
+}
+
+/// Few different scores, or one: thousands of candidates tie with the last node.
+fn large_ties(device: &Device) -> Outcome {
+    let mut random = Random::new(79);
+    let bench = Bench::new(device)?;
+    for (levels, k, budget, kinds) in [(7, 64, 1024, 1), (5, 16, 700, 2), (3, 200, 1024, 3), (31, 2, 300, 2)] {
+        let (ids, logp) = draw(&mut random, levels, k, |r| -(r.below(kinds) as f32));
+        bench.same(Draft { ids: &ids, logp: &logp, levels, k }, budget)?;
+    }
+    Ok(())
+}
+
+/// A logarithm that is rounded up to just above 0 is 0: a child's score is never above its parent's.
+fn positive(device: &Device) -> Outcome {
+    let bench = Bench::new(device)?;
+    let logp = [1e-7, -1.0, 1e-7, -0.5, 0.25, -0.25];
+    bench.same(Draft { ids: &[1; 6], logp: &logp, levels: 3, k: 2 }, 9)?;
+    Ok(())
+}
+
+/// Drafts of several kinds for small and large budgets.
+fn with_growth(device: &Device, growth: impl Fn(&mut Random) -> Growth) -> Outcome {
+    let mut random = Random::new(83);
+    let bench = Bench::new(device)?;
+    for round in 0..60 {
+        let (levels, k) = (1 + random.below(4), 1 + random.below(4));
+        let (ids, logp) = match round % 3 {
+            0 => draw(&mut random, levels, k, smooth),
+            1 => draw(&mut random, levels, k, |r| r.below(4) as f32 * -0.5),
+            _ => draw(&mut random, levels, k, |r| if r.below(4) == 0 { f32::NEG_INFINITY } else { smooth(r) }),
+        };
+        let (budget, growth) = (random.below(14), growth(&mut random));
+        let draft = Draft { ids: &ids, logp: &logp, levels, k };
+        let tree = bench.grown(draft, budget, growth)?;
+        check(tree == reference::tree_build_by_definition(BONUS_ID as i32, draft, budget, growth), || {
+            format!("round {round}: not the tree of the definition, {growth:?}")
+        })?;
+    }
+    for (levels, k, budget) in [(7, 64, 300), (31, 8, 64), (31, 3, 20)] {
+        let (ids, logp) = draw(&mut random, levels, k, smooth);
+        let growth = growth(&mut random);
+        bench.grown(Draft { ids: &ids, logp: &logp, levels, k }, budget, growth)?;
+    }
+    Ok(())
+}
+
+fn floor(device: &Device) -> Outcome {
+    let floors = [0.0, -0.5, -1.0, -3.0, f32::NEG_INFINITY];
+    with_growth(device, |r| Growth { floor: floors[r.below(floors.len())], spine: false })
+}
+
+fn spine(device: &Device) -> Outcome {
+    let floors = [-1.0, -3.0, f32::NEG_INFINITY, f32::NEG_INFINITY];
+    with_growth(device, |r| Growth { floor: floors[r.below(floors.len())], spine: true })?;
+    // An unlikely chain: best first alone leaves it after a step.
+    let bench = Bench::new(device)?;
+    let logp = [-0.7, -0.7, -9.0, -9.0, -0.1, -0.1];
+    let draft = Draft { ids: &[1, 2, 3, 4, 5, 6], logp: &logp, levels: 3, k: 2 };
+    let tree = bench.grown(draft, 4, Growth { spine: true, ..Growth::BEST_FIRST })?;
+    equal("tokens", &tree.tokens[1..], &[1, 3, 5, 2])?;
+    equal("parents", &tree.parents[1..], &[0, 1, 2, 0])
+}
+
+/// Several sequences in one launch are those of one launch each.
+fn sequences(device: &Device) -> Outcome {
+    let (n, levels, k, budget) = (3, 5, 12, 40);
+    let (rows, words) = (budget + 1, (budget + 1usize).div_ceil(32));
+    let mut random = Random::new(89);
+    let (mut ids, mut logp, mut states) = (Vec::new(), Vec::new(), Vec::new());
+    for sequence in 0..n {
+        let (some_ids, some_logp) = draw(&mut random, levels, k, smooth);
+        ids.extend(some_ids);
+        logp.extend(some_logp);
+        states.extend(initial_state(7, 100 + sequence as u32, 0));
+    }
+    let (d_ids, d_logp, state) = (device.upload(&ids)?, device.upload(&logp)?, device.upload(&states)?);
+    let (tokens, parents) = (device.alloc(n * rows)?, device.alloc(n * rows)?);
+    let (depths, ancestors) = (device.alloc(n * rows)?, device.alloc(n * rows * words)?);
+    let p = TreeBuild {
+        ids: d_ids.view(),
+        logp: d_logp.view(),
+        state: state.view_mut(),
+        tokens: tokens.view_mut(),
+        parents: parents.view_mut(),
+        depths: depths.view_mut(),
+        ancestors: ancestors.view_mut(),
+        sequences: n,
+        levels,
+        k,
+        budget,
+        growth: Growth::BEST_FIRST,
+    };
+    tree_build(device, p)?;
+    let (tokens, parents, depths, ancestors) = (tokens.read()?, parents.read()?, depths.read()?, ancestors.read()?);
+    let state = state.read()?;
+    for i in 0..n {
+        let part = i * levels * k..(i + 1) * levels * k;
+        let draft = Draft { ids: &ids[part.clone()], logp: &logp[part], levels, k };
+        let got = Tree {
+            nodes: state[i * STATE_WORDS + NODES] as usize,
+            tokens: tokens[i * rows..][..rows].to_vec(),
+            parents: parents[i * rows..][..rows].to_vec(),
+            depths: depths[i * rows..][..rows].to_vec(),
+            ancestors: ancestors[i * rows * words..][..rows * words].to_vec(),
+        };
+        let want = reference::tree_build(100 + i as i32, draft, budget, Growth::BEST_FIRST);
+        check(got == want, || format!("sequence {i}: {got:?}, expected {want:?}"))?;
     }
     Ok(())
 }

@@ -77,7 +77,7 @@ fn run(device: &Device, budget: usize, count: usize) -> Outcome {
     let cases = read(budget)?;
     let bundle = Bundle::open(&root().join(BUNDLE))?;
     let context = cases.iter().map(|c| c.prompt.len() + c.tokens.len()).max();
-    let options = EngineOptions { context, draft: Draft::Dflash, budget };
+    let options = EngineOptions { context, draft: Draft::Dflash, budget, ..EngineOptions::default() };
     let mut engine = Engine::open(&bundle, device.clone(), options)?;
     let (mut found, mut expected, mut parted) = ([0, 0], [0, 0], 0);
     for case in &cases[..count] {

@@ -31,7 +31,8 @@ pub fn cases(suite: &mut Suite) {
 }
 
 fn decode(device: &Device, bundle: &Bundle, golden: &Golden, draft: Draft, budget: usize) -> Result<Decoded, Failed> {
-    let mut engine = Engine::open(bundle, device.clone(), EngineOptions { context: Some(CONTEXT), draft, budget })?;
+    let options = EngineOptions { context: Some(CONTEXT), draft, budget, ..EngineOptions::default() };
+    let mut engine = Engine::open(bundle, device.clone(), options)?;
     let request = Request { prompt: golden.prompt.clone(), max_new: TOKENS, stop_ids: vec![], golden: None };
     let decoded = engine.generate(&request, &mut |_| ControlFlow::Continue(()))?;
     equal("tokens", &decoded.ids, &golden.tokens[..TOKENS])?;

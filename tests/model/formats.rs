@@ -6,7 +6,7 @@
 use std::ops::ControlFlow;
 
 use kdtree::device::Device;
-use kdtree::engine::{Draft, Engine, EngineOptions, Request};
+use kdtree::engine::{Engine, EngineOptions, Request};
 use kdtree::kernels;
 use kdtree::model::{Model, Rows};
 use kdtree::weights::Bundle;
@@ -121,7 +121,7 @@ fn case(device: &Device, recorded_logits: &str, parts: Parts) -> Outcome {
     let (prompt, expected) = (recorded.prompt()?, recorded.floats(recorded_logits)?);
     close("logits", &logits(device, &bundle, &prompt)?, &expected, recorded.tolerance()?)?;
 
-    let options = EngineOptions { context: Some(CONTEXT), draft: Draft::None, budget: 0 };
+    let options = EngineOptions { context: Some(CONTEXT), ..Default::default() };
     let mut engine = Engine::open(&bundle, device.clone(), options)?;
     let request = Request { prompt, max_new: 1, stop_ids: vec![], golden: None };
     let decoded = engine.generate(&request, &mut |_| ControlFlow::Continue(()))?;
@@ -131,7 +131,7 @@ fn case(device: &Device, recorded_logits: &str, parts: Parts) -> Outcome {
 
 /// The logits of the prompt's last row.
 fn logits(device: &Device, bundle: &Bundle, prompt: &[i32]) -> Result<Vec<f32>, Failed> {
-    let model = Model::load(device, bundle, CONTEXT)?;
+    let model = Model::load(device, bundle, CONTEXT, 1)?;
     let rows = prompt.len();
     let state = device.upload(&kernels::initial_state(0, 0, 0))?;
     let ids = device.upload(prompt)?;

@@ -38,7 +38,11 @@ pub fn cases(suite: &mut Suite) {
 
 fn open(device: &Device, name: &str, draft: Draft, budget: usize) -> Result<(Bundle, Engine), Failed> {
     let bundle = Bundle::open(&root().join("bundles").join(format!("{name}.kdtr")))?;
-    let engine = Engine::open(&bundle, device.clone(), EngineOptions { context: Some(CONTEXT), draft, budget })?;
+    let engine = Engine::open(
+        &bundle,
+        device.clone(),
+        EngineOptions { context: Some(CONTEXT), draft, budget, ..Default::default() },
+    )?;
     Ok((bundle, engine))
 }
 

@@ -5,6 +5,7 @@ mod checkpoints;
 mod formats;
 mod goldens;
 mod overflow;
+mod sampling;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -15,5 +16,6 @@ fn main() -> std::process::ExitCode {
     checkpoints::cases(&mut suite);
     formats::cases(&mut suite);
     overflow::cases(&mut suite);
+    sampling::cases(&mut suite);
     suite.run()
 }

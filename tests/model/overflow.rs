@@ -43,7 +43,11 @@ fn decode(
     let folder = tempfile::tempdir()?;
     let bundle = Bundle::open(&parts.write(folder.path(), "huge.kdtr"))?;
     let golden = &bundle.goldens()[0];
-    let mut engine = Engine::open(&bundle, device.clone(), EngineOptions { context: Some(CONTEXT), draft, budget })?;
+    let mut engine = Engine::open(
+        &bundle,
+        device.clone(),
+        EngineOptions { context: Some(CONTEXT), draft, budget, ..Default::default() },
+    )?;
     let request = Request { prompt: golden.prompt.clone(), max_new: 64, stop_ids: vec![], golden: Some(golden) };
     let mut emitted = Vec::new();
     let decoded = engine.generate(&request, &mut |ids| {

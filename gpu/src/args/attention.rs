@@ -48,12 +48,13 @@ pub struct GatherRowsArgs {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CommitArgs {
-    /// `[layers, slots, width]`.
-    pub cache: GlobalMut<bf16>,
+    /// `[layers, slots, row_bytes]`, of any type.
+    pub cache: GlobalMut<u8>,
     /// [`super::state`].
     pub state: Global<u32>,
     pub slots: u32,
-    pub width: u32,
+    /// A multiple of 16.
+    pub row_bytes: u32,
 }
 
 /// See [`crate::kernels::commit`].

@@ -99,7 +99,44 @@ pub struct ArgmaxArgs {
     /// `[rows]`.
     pub second: GlobalMut<f32>,
     pub state: GlobalMut<u32>,
+    /// `[rows, parts, PART_WORDS]`, unless a row is one part.
+    pub parts: GlobalMut<u32>,
+    /// `[rows]`: 0 before and after.
+    pub tickets: GlobalMut<u32>,
     pub vocab: u32,
+    /// Logits a part.
+    pub part: u32,
+}
+
+/// See [`crate::kernels::argmax`]: `draw`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct DrawArgs {
+    pub picks: ArgmaxArgs,
+    /// `[rows]`.
+    pub depths: Global<u32>,
+    /// `[rows, 2]`: the last key and id that are kept; or empty.
+    pub limits: Global<u32>,
+    pub seed: [u32; 2],
+    pub inverse_temperature: f32,
+}
+
+/// See [`crate::kernels::sample_limits`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SampleLimitsArgs {
+    /// `[rows, vocab]`.
+    pub logits: Global<f32>,
+    /// `[rows, 2]`.
+    pub limits: GlobalMut<u32>,
+    pub vocab: u32,
+    pub inverse_temperature: f32,
+    /// 0: all.
+    pub top_k: u32,
+    /// 1: all.
+    pub top_p: f32,
+    /// 0: all.
+    pub min_p: f32,
 }
 
 /// See [`crate::kernels::top_k`]: both of its kernels.
@@ -108,12 +145,14 @@ pub struct ArgmaxArgs {
 pub struct TopKArgs {
     /// `[rows, vocab]`.
     pub logits: Global<f32>,
-    /// `[rows, chunks, k]`: keys of the candidates.
-    pub keys: GlobalMut<u32>,
-    /// `[rows, chunks, k]`: ids of the candidates.
-    pub candidates: GlobalMut<u32>,
+    /// `[rows, chunks * groups]`: keys of the groups' largest logits.
+    pub groups_max: GlobalMut<u32>,
     /// `[rows, chunks, 2]`: largest logit, and the sum of exponentials relative to it.
     pub sums: GlobalMut<f32>,
+    /// `[rows, MAX_CANDIDATES]`: (complement of the id, key), in any order.
+    pub candidates: GlobalMut<u32>,
+    /// `[rows, 2]`: candidates of a row, blocks that have come to its end.
+    pub counts: GlobalMut<u32>,
     /// `[rows, k]`.
     pub ids: GlobalMut<i32>,
     /// `[rows, k]`.
@@ -121,18 +160,19 @@ pub struct TopKArgs {
     pub state: GlobalMut<u32>,
     pub vocab: u32,
     pub k: u32,
-    /// Logits a chunk.
-    pub chunk: u32,
-    pub chunks: u32,
+    /// Groups of a chunk; 0: no bound, every logit is a candidate.
+    pub groups: u32,
+    /// Candidates that are sorted at most.
+    pub room: u32,
 }
 
-/// See [`crate::kernels::tree_build`].
+/// See [`crate::kernels::tree_build`]. Arrays of all sequences, one after the other.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TreeBuildArgs {
-    /// `[depths, k]`.
+    /// `[levels, k]`.
     pub ids: Global<i32>,
-    /// `[depths, k]`, each row descending.
+    /// `[levels, k]`, each row descending.
     pub logp: Global<f32>,
     pub state: GlobalMut<u32>,
     /// `[budget + 1]`.
@@ -146,9 +186,15 @@ pub struct TreeBuildArgs {
     pub levels: u32,
     pub k: u32,
     pub budget: u32,
+    /// Scores below it are not taken.
+    pub floor: f32,
+    /// 1: the chain of best tokens is taken first.
+    pub spine: u32,
+    /// Entries of the list of children in shared memory.
+    pub listed: u32,
 }
 
-/// See [`crate::kernels::accept`].
+/// See [`crate::kernels::accept`]. Arrays of all sequences, one after the other.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AcceptArgs {
@@ -158,14 +204,20 @@ pub struct AcceptArgs {
     pub parents: Global<i32>,
     /// `[rows]`.
     pub pick: Global<i32>,
+    /// `[rows]`.
+    pub best: Global<f32>,
+    /// `[rows]`.
+    pub second: Global<f32>,
     pub state: GlobalMut<u32>,
     /// `[RECORD_WORDS]`, see [`record`].
     pub record: GlobalMut<u32>,
     pub rows: u32,
 }
 
-/// Words of the record that the host reads after a round, `u32 [RECORD_WORDS]`.
+/// Words of the record, all that the host reads after a round: `u32 [RECORD_WORDS]`.
 pub mod record {
+    use crate::args::state::MAX_PATH;
+
     /// Rows of the accepted path, the root included; 0 after an error.
     pub const PATH_LEN: usize = 0;
     /// Nodes of the tree, the root not counted.
@@ -174,10 +226,11 @@ pub mod record {
     pub const ERROR: usize = 2;
     /// As the state's `ERROR_ROW`.
     pub const ERROR_ROW: usize = 3;
-    /// As the state's `NEXT_BONUS`.
-    pub const NEXT_BONUS: usize = 4;
-    /// Tokens of the path behind the root, `PATH_LEN - 1` of them, then zeros.
-    pub const TOKENS: usize = 5;
+    /// The target's pick at each row of the path, `PATH_LEN` of them, then zeros: the tokens of the path behind the
+    /// root, and the next bonus.
+    pub const PICKS: usize = 4;
+    /// Bits of the gap at each row of the path, best minus second: f32, then zeros.
+    pub const GAPS: usize = PICKS + MAX_PATH;
     /// Length of the record.
-    pub const RECORD_WORDS: usize = 40;
+    pub const RECORD_WORDS: usize = GAPS + MAX_PATH;
 }

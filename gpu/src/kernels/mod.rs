@@ -3,6 +3,7 @@
 pub mod accept;
 pub mod argmax;
 pub mod bandwidth;
+mod bitonic;
 pub mod block_attention;
 pub mod combine;
 pub mod commit;
@@ -24,6 +25,7 @@ pub mod repack_w4a16;
 pub mod rms_norm;
 pub mod route;
 pub mod rows;
+pub mod sample_limits;
 pub mod selftest;
 pub mod swiglu;
 pub mod top_k;

@@ -11,6 +11,7 @@
 mod memory;
 mod products;
 mod timing;
+mod tree;
 
 use crate::device::{Device, DeviceError, Result};
 pub use memory::Memory;
@@ -64,8 +65,16 @@ pub type Cases<'a> = Box<dyn Iterator<Item = Result<Case>> + 'a>;
 pub type Family = (&'static str, for<'a> fn(&'a Device, &'a Options) -> Result<Cases<'a>>);
 
 /// Every family.
-pub const FAMILIES: [Family; 3] =
-    [("experts", products::experts), ("w4a16", products::w4a16), ("bf16", products::bf16)];
+pub const FAMILIES: &[Family] = &[
+    ("experts", products::experts),
+    ("w4a16", products::w4a16),
+    ("bf16", products::bf16),
+    ("tree", tree::tree),
+    ("topk", tree::top_k),
+    ("pick", tree::pick),
+    ("accept", tree::accept),
+    ("commit", tree::commit),
+];
 
 /// A shape that does not read, or a family that cannot be asked so.
 pub(crate) fn refused(what: String) -> DeviceError {

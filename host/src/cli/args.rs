@@ -6,14 +6,40 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::Routing;
 use crate::device::Choice;
+use crate::kernels::Sampling;
 use crate::plan::GpuList;
 
 /// Trees have at most this many nodes.
-pub const MAX_BUDGET: i64 = 64;
+pub const MAX_BUDGET: i64 = gpu::kernels::tree_build::MAX_BUDGET as i64;
 const PTX: [&str; 3] = ["sm_80", "sm_90", "sm_120"];
 
 /// One of these, and no more, is given to `decode`.
 const INPUTS: [&str; 5] = ["golden", "prompt", "prompt_file", "prompt_ids", "plan"];
+
+/// A temperature: 0, or what the kernels can divide by.
+fn temperature(text: &str) -> Result<f32, String> {
+    let least = Sampling::LEAST_TEMPERATURE;
+    match text.parse::<f32>() {
+        Ok(t) if t == 0.0 || (t >= least && t.is_finite()) => Ok(t),
+        _ => Err(format!("expected 0, or a number from {least} on")),
+    }
+}
+
+/// A share: a number above 0 and up to 1.
+fn share(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(p) if p > 0.0 && p <= 1.0 => Ok(p),
+        _ => Err("expected a number above 0 and up to 1".into()),
+    }
+}
+
+/// A probability: a number from 0 to 1, with neither of them.
+fn probability(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(p) if p > 0.0 && p < 1.0 => Ok(p),
+        _ => Err("expected a number between 0 and 1".into()),
+    }
+}
 
 fn budget() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=MAX_BUDGET)
@@ -39,7 +65,7 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Continue a prompt
-    Decode(Decode),
+    Decode(Box<Decode>),
     /// Show what a bundle or a checkpoint folder holds
     Inspect(Inspect),
     /// Read all of a bundle or a checkpoint folder: hashes where there are any, and values
@@ -93,10 +119,31 @@ pub struct Decode {
     /// Nodes of a tree [default: 16]
     #[arg(long, value_name = "N", value_parser = budget(), help_heading = "Speculation")]
     pub budget: Option<u32>,
+    /// Leave out nodes whose path is less probable than this
+    #[arg(long, value_name = "P", value_parser = probability, help_heading = "Speculation")]
+    pub min_prob: Option<f32>,
+    /// Put the chain of best drafts into each tree before all else
+    #[arg(long, help_heading = "Speculation")]
+    pub spine: bool,
 
     /// Most tokens to produce [default: all of a golden's, else 256 or what the context has room for]
     #[arg(long, value_name = "N", help_heading = "Generation")]
     pub max_new: Option<usize>,
+    /// Draw tokens at this temperature; 0 takes the likeliest [default: 0]
+    #[arg(long, value_name = "T", value_parser = temperature, help_heading = "Generation")]
+    pub temp: Option<f32>,
+    /// Draw from the K likeliest tokens
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Generation")]
+    pub top_k: Option<u32>,
+    /// Draw from the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", value_parser = share, help_heading = "Generation")]
+    pub top_p: Option<f32>,
+    /// Draw from tokens with at least this share of the likeliest one's probability
+    #[arg(long, value_name = "P", value_parser = share, help_heading = "Generation")]
+    pub min_p: Option<f32>,
+    /// Start of the random numbers: a seed draws the same tokens with any drafts [default: 0]
+    #[arg(long, value_name = "N", help_heading = "Generation")]
+    pub seed: Option<u64>,
     /// End at this text; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Generation")]
     pub stop: Vec<String>,

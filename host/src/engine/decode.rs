@@ -6,7 +6,7 @@ use gpu::args::state::{ERROR_DRAFT, ERROR_LOGITS, ERROR_ROUTER};
 
 use super::draft::{DFlash, Drafter, MAX_CANDIDATES, Recorded};
 use super::output::Output;
-use super::round::{Round as DeviceRound, State};
+use super::round::Round as DeviceRound;
 use super::{Draft, EngineError, EngineOptions, Outcome, Request, Result, Round, Stages, StopReason};
 use crate::device::{Device, Graph};
 use crate::kernels;
@@ -53,17 +53,17 @@ impl Engine {
             let most = config.max_position_embeddings;
             return Err(EngineError::Request(format!("a context of {context} tokens; the model has 1 to {most}")));
         }
-        let model = Model::load(&device, bundle, context)?;
-        let (drafter, depth, candidates) = open_drafter(&device, bundle, &model, options)?;
-        device.loaded();
-        let budget = if matches!(drafter, Drafter::None) { 0 } else { options.budget };
+        let budget = if options.draft == Draft::None { 0 } else { options.budget };
         if budget + 1 > MAX_ROWS {
             return Err(EngineError::Request(format!(
                 "a budget of {budget} nodes; at most {} are possible",
                 MAX_ROWS - 1
             )));
         }
-        let round = DeviceRound::new(&device, config.vocab_size, budget, depth, candidates)?;
+        let model = Model::load(&device, bundle, context, budget + 1)?;
+        let (drafter, depth, candidates) = open_drafter(&device, bundle, &model, options)?;
+        device.loaded();
+        let round = DeviceRound::new(&device, config.vocab_size, budget, depth, candidates, options)?;
         let parts = Parts { device: &device, model: &model, drafter: &drafter, round: &round };
         if device.is_cuda() {
             // The first pass outside a graph loads what the driver loads lazily.
@@ -108,7 +108,7 @@ impl Engine {
             _ => None,
         };
         let started = std::time::Instant::now();
-        let Some((mut bonus, gap)) = self.prefill(&request.prompt, &mut out)? else {
+        let Some((bonus, gap)) = self.prefill(&request.prompt, &mut out)? else {
             out.outcome.stop = StopReason::Stopped;
             return Ok(out.outcome);
         };
@@ -120,14 +120,12 @@ impl Engine {
                 marginals.propose(&self.round, out.outcome.ids.len() - 1)?;
             }
             let stages_us = self.run_round()?;
-            let state = self.round.read_state()?;
-            self.check_finite(&state, committed, "round", 0)?;
-            let (tokens, gaps) = self.accepted(&state)?;
+            let record = self.round.read_record()?;
+            check_finite(record.error(), committed, "round", 0)?;
+            let (tokens, gaps) = record.picks();
             let accepted = tokens.len() - 1;
-            out.outcome.rounds.push(Round { nodes: state.nodes(), accepted, stages_us });
+            out.outcome.rounds.push(Round { nodes: record.nodes(), accepted, stages_us });
             committed += tokens.len();
-            bonus = tokens[accepted];
-            debug_assert_eq!((state.committed(), state.bonus()), (committed, bonus));
             ended = out.push(&tokens, &gaps);
         }
         if let Some(reason) = ended {
@@ -177,15 +175,17 @@ impl Engine {
                 drafter.ingest(device, state.as_ref(), chunk.len(), false)?;
             }
             if last {
-                round.argmax(device, self.model.config.vocab_size, 1)?;
+                // The one row with logits is a tree that is its root.
+                let depth = rows.depths.part(first_logit, 1);
+                round.pick(device, self.model.config.vocab_size, depth, 1)?;
+                round.accept(device, 1)?;
             }
-            let state = round.read_state()?;
-            self.check_finite(&state, committed, "prefill", first_logit)?;
+            check_finite(round.error()?, committed, "prefill", first_logit)?;
             committed += chunk.len();
         }
-        let (bonus, gap) = round.picks_and_gaps()?[0];
-        round.set_state(committed, bonus)?;
-        Ok(Some((bonus, gap)))
+        let (picks, gaps) = round.read_record()?.picks();
+        round.set_state(committed, picks[0])?;
+        Ok(Some((picks[0], gaps[0])))
     }
 
     /// Queues the five stages and returns their times.
@@ -198,26 +198,19 @@ impl Engine {
         let us = |i: usize| self.device.elapsed_us(&marks[i], &marks[i + 1]);
         Ok(Stages { draft: us(0)?, tree: us(1)?, verify: us(2)?, accept: us(3)?, commit: us(4)? })
     }
+}
 
-    /// The round's tokens (those of the path behind the root, then the next bonus) with their gaps.
-    fn accepted(&self, state: &State) -> Result<(Vec<i32>, Vec<f32>)> {
-        let picks = self.round.picks_and_gaps()?;
-        // The target's pick at each row of the path is the token of the next row, and at the last row the next bonus.
-        Ok(state.path().iter().map(|&row| picks[row as usize]).unzip())
-    }
-
-    /// `first_logit` is the row of the step that the first row of logits belongs to.
-    fn check_finite(&self, state: &State, position: usize, step: &str, first_logit: usize) -> Result<()> {
-        let Some((code, row)) = state.error() else { return Ok(()) };
-        let row = if code == ERROR_LOGITS { first_logit + row } else { row };
-        let what = match code {
-            ERROR_LOGITS => "a logit is NaN or infinite",
-            ERROR_DRAFT => "a drafter's log-probability is NaN or infinite",
-            ERROR_ROUTER => "a router logit is NaN",
-            _ => "a kernel reported an error",
-        };
-        Err(EngineError::NonFinite(format!("{what}, in the {step} at position {position}, row {row}")))
-    }
+/// Fails on `error`, a code and a row; `first_logit` is the row of the step that the first row of logits belongs to.
+fn check_finite(error: Option<(u32, usize)>, position: usize, step: &str, first_logit: usize) -> Result<()> {
+    let Some((code, row)) = error else { return Ok(()) };
+    let row = if code == ERROR_LOGITS { first_logit + row } else { row };
+    let what = match code {
+        ERROR_LOGITS => "a logit is NaN or infinite",
+        ERROR_DRAFT => "a drafter's log-probability is NaN or infinite",
+        ERROR_ROUTER => "a router logit is NaN",
+        _ => "a kernel reported an error",
+    };
+    Err(EngineError::NonFinite(format!("{what}, in the {step} at position {position}, row {row}")))
 }
 
 /// Opens the drafter of the options; returns it with the depth and width of its marginals.
@@ -240,8 +233,9 @@ fn open_drafter(
             let Some(config) = bundle.drafter() else {
                 return Err(EngineError::Request("the bundle holds no drafter".into()));
             };
-            let drafter = DFlash::load(device, bundle, config.clone(), model.slots)?;
-            let (depth, width) = (drafter.depth(), options.budget.clamp(1, MAX_CANDIDATES.min(config.vocab_size)));
+            let width = options.budget.clamp(1, MAX_CANDIDATES.min(config.vocab_size));
+            let drafter = DFlash::load(device, bundle, config.clone(), model, width)?;
+            let depth = drafter.depth();
             Ok((Drafter::DFlash(Box::new(drafter)), depth, width))
         }
     }
@@ -264,27 +258,19 @@ impl Parts<'_> {
                     parents: round.parents.view_mut(),
                     depths: round.depths.view_mut(),
                     ancestors: round.ancestors.view_mut(),
+                    sequences: 1,
                     levels: round.depth,
                     k: round.candidates,
                     budget: round.budget,
+                    growth: round.growth,
                 },
             ),
             (Stage::Verify, drafter) => {
                 let taps: Option<&Taps> = drafter.taps();
                 self.model.forward(device, state, round.tree(), taps, 0, round.logits.view_mut())?;
-                round.argmax(device, vocab, rows)
+                round.pick(device, vocab, round.depths.view(), rows)
             }
-            (Stage::Accept, _) => kernels::accept(
-                device,
-                kernels::Accept {
-                    tokens: round.tokens.view(),
-                    parents: round.parents.view(),
-                    pick: round.picks.view(),
-                    state,
-                    record: round.record.view_mut(),
-                    rows,
-                },
-            ),
+            (Stage::Accept, _) => round.accept(device, rows),
             (Stage::Commit, drafter) => {
                 self.model.commit(device, state.as_ref())?;
                 if let Drafter::DFlash(drafter) = drafter {

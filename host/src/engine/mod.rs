@@ -13,6 +13,7 @@ use crate::device::DeviceError;
 use crate::model::ModelError;
 use crate::weights::{Golden, WeightsError};
 
+pub use crate::kernels::{Growth, Sampling};
 pub use decode::Engine;
 pub use round::round_bytes;
 
@@ -61,6 +62,17 @@ pub struct EngineOptions {
     pub draft: Draft,
     /// Nodes of a tree, the root not counted.
     pub budget: usize,
+    /// What a tree takes besides the most probable prefixes.
+    pub growth: Growth,
+    /// How tokens are drawn; `None`: the greedy pick.
+    pub sampling: Option<Sampling>,
+}
+
+impl Default for EngineOptions {
+    /// Plain greedy decoding.
+    fn default() -> Self {
+        Self { context: None, draft: Draft::None, budget: 0, growth: Growth::BEST_FIRST, sampling: None }
+    }
 }
 
 pub struct Request<'a> {
@@ -108,7 +120,7 @@ pub struct Outcome {
     pub ids: Vec<i32>,
     pub rounds: Vec<Round>,
     pub stop: StopReason,
-    /// Best minus second logit at each of `ids`.
+    /// Best minus second logit at each of `ids`; of draws, best minus second of logit / T + noise, which is what decides.
     pub gaps: Vec<f32>,
     pub prefill_us: f64,
 }

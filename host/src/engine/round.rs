@@ -4,13 +4,15 @@
 //! committed length S and the bonus token from `state`, allocates nothing and leaves its result there, so that each of
 //! its stages can be captured once as a graph.
 
-use gpu::args::state::{BONUS, COMMITTED, ERROR, ERROR_ROW, MAX_PATH, NODES, PATH, PATH_LEN, STATE_WORDS};
-use gpu::args::tokens::record::RECORD_WORDS;
+use cuda_std::Global;
+use gpu::args::state::{ERROR, ERROR_ROW, MAX_PATH, STATE_WORDS};
+use gpu::args::tokens::record::{self, RECORD_WORDS};
 
+use super::EngineOptions;
 use super::draft::MAX_CANDIDATES;
 use crate::device::{Buffer, Device, Result};
 use crate::kernels;
-use crate::model::{CHUNK, MAX_ROWS, Rows};
+use crate::model::{CHUNK, Rows};
 
 /// Rows of the tree, its marginals, and what the target picked.
 pub(super) struct Round {
@@ -18,6 +20,8 @@ pub(super) struct Round {
     pub state: Buffer<u32>,
     /// Nodes asked for, the root not counted.
     pub budget: usize,
+    pub growth: kernels::Growth,
+    sampling: Option<kernels::Sampling>,
     /// `[budget + 1]`, the root first.
     pub tokens: Buffer<i32>,
     pub parents: Buffer<i32>,
@@ -31,11 +35,15 @@ pub(super) struct Round {
     pub candidates: usize,
     /// `[budget + 1, vocabulary]`.
     pub logits: Buffer<f32>,
-    /// The target's greedy pick of each row, its logit and the second best.
-    pub picks: Buffer<i32>,
-    pub best: Buffer<f32>,
-    pub second: Buffer<f32>,
-    pub record: Buffer<u32>,
+    /// The target's token after each row, the value that it was chosen by and the second best.
+    picks: Buffer<i32>,
+    best: Buffer<f32>,
+    second: Buffer<f32>,
+    pick_parts: Buffer<u32>,
+    pick_tickets: Buffer<u32>,
+    /// Where the filters of the draws end each row.
+    limits: Buffer<u32>,
+    record: Buffer<u32>,
     /// A prefill chunk: ids, and the chain's depths and ancestors.
     pub chunk_ids: Buffer<i32>,
     chunk_depths: Buffer<u32>,
@@ -50,18 +58,29 @@ pub(super) fn words(rows: usize) -> usize {
 /// Bytes that [`Round::new`] allocates, a few hundred aside.
 pub fn round_bytes(vocab: usize, budget: usize, depth: usize) -> usize {
     let (rows, chunk) = (budget + 1, CHUNK * (2 + words(CHUNK)));
-    size_of::<f32>() * (rows * (vocab + 6 + words(rows)) + 2 * depth * MAX_CANDIDATES + chunk)
+    let (parts, tickets) = kernels::argmax_workspace(rows, vocab);
+    let drafts = 2 * depth * MAX_CANDIDATES.min(budget.max(1));
+    size_of::<f32>() * (rows * (vocab + 8 + words(rows)) + parts + tickets + drafts + chunk)
 }
 
 impl Round {
     /// Buffers of rounds with `budget` nodes over marginals `[depth, candidates]`.
-    pub fn new(device: &Device, vocab: usize, budget: usize, depth: usize, candidates: usize) -> Result<Self> {
+    pub fn new(
+        device: &Device,
+        vocab: usize,
+        budget: usize,
+        depth: usize,
+        candidates: usize,
+        options: EngineOptions,
+    ) -> Result<Self> {
         let rows = budget + 1;
-        assert!(rows <= MAX_ROWS, "a tree of {rows} rows; the caller has checked the budget");
+        let (parts, tickets) = kernels::argmax_workspace(rows, vocab);
         let depths: Vec<u32> = (0..CHUNK as u32).collect();
         Ok(Self {
             state: device.zeros(STATE_WORDS)?,
             budget,
+            growth: options.growth,
+            sampling: options.sampling,
             tokens: device.zeros(rows)?,
             parents: device.zeros(rows)?,
             depths: device.zeros(rows)?,
@@ -74,6 +93,9 @@ impl Round {
             picks: device.alloc(rows)?,
             best: device.alloc(rows)?,
             second: device.alloc(rows)?,
+            pick_parts: device.alloc(parts)?,
+            pick_tickets: device.zeros(tickets)?,
+            limits: device.alloc(2 * rows)?,
             record: device.zeros(RECORD_WORDS)?,
             chunk_ids: device.zeros(CHUNK)?,
             chunk_depths: device.upload(&depths)?,
@@ -109,26 +131,47 @@ impl Round {
         })
     }
 
-    /// Queues the target's pick of the first `rows` rows of the logits.
-    pub fn argmax(&self, device: &Device, vocab: usize, rows: usize) -> Result<()> {
-        kernels::argmax(
-            device,
-            kernels::Argmax {
-                logits: self.logits.view(),
-                pick: self.picks.view_mut(),
-                best: self.best.view_mut(),
-                second: self.second.view_mut(),
-                state: self.state.view_mut(),
-                rows,
-                vocab,
-            },
-        )
+    /// Queues the target's token after each of the first `rows` rows of the logits, which lie at `depths`.
+    pub fn pick(&self, device: &Device, vocab: usize, depths: Global<u32>, rows: usize) -> Result<()> {
+        let workspace =
+            kernels::ArgmaxWorkspace { parts: self.pick_parts.view_mut(), tickets: self.pick_tickets.view_mut() };
+        let logits = self.logits.view();
+        let picks = kernels::Argmax {
+            logits,
+            pick: self.picks.view_mut(),
+            best: self.best.view_mut(),
+            second: self.second.view_mut(),
+            state: self.state.view_mut(),
+            workspace,
+            rows,
+            vocab,
+        };
+        let Some(sampling) = self.sampling else { return kernels::argmax(device, picks) };
+        let mut limits = Global::EMPTY;
+        if sampling.filters() {
+            let out = self.limits.view_mut();
+            kernels::sample_limits(device, kernels::SampleLimits { logits, limits: out, sampling, rows, vocab })?;
+            limits = out.as_ref();
+        }
+        kernels::draw(device, kernels::Draw { picks, depths, limits, sampling })
     }
 
-    /// The target's pick of each row, with best minus second logit.
-    pub fn picks_and_gaps(&self) -> Result<Vec<(i32, f32)>> {
-        let (picks, best, second) = (self.picks.read()?, self.best.read()?, self.second.read()?);
-        Ok(picks.into_iter().zip(best.into_iter().zip(second).map(|(b, s)| b - s)).collect())
+    /// Queues the walk along the picks of the first `rows` rows.
+    pub fn accept(&self, device: &Device, rows: usize) -> Result<()> {
+        kernels::accept(
+            device,
+            kernels::Accept {
+                tokens: self.tokens.view(),
+                parents: self.parents.view(),
+                pick: self.picks.view(),
+                best: self.best.view(),
+                second: self.second.view(),
+                state: self.state.view_mut(),
+                record: self.record.view_mut(),
+                sequences: 1,
+                rows,
+            },
+        )
     }
 
     /// Puts the sequence at committed length `committed` with `bonus` as its next token.
@@ -136,39 +179,41 @@ impl Round {
         self.state.write(0, &kernels::initial_state(committed as u32, bonus as u32, 0))
     }
 
-    /// Reads the state after what was queued.
-    pub fn read_state(&self) -> Result<State> {
-        let mut words = [0u32; STATE_WORDS];
-        self.state.read_into(0, &mut words)?;
-        Ok(State(words))
+    /// The error in the state after what was queued: its code and row.
+    pub fn error(&self) -> Result<Option<(u32, usize)>> {
+        let mut words = [0u32; 2];
+        const { assert!(ERROR_ROW == ERROR + 1) };
+        self.state.read_into(ERROR, &mut words)?;
+        Ok((words[0] != 0).then_some((words[0], words[1] as usize)))
+    }
+
+    /// What the last walk found, in one copy.
+    pub fn read_record(&self) -> Result<Record> {
+        let mut words = [0u32; RECORD_WORDS];
+        self.record.read_into(0, &mut words)?;
+        Ok(Record(words))
     }
 }
 
-/// A copy of the device's state words.
-pub(super) struct State([u32; STATE_WORDS]);
+/// A copy of the device's record, see `gpu::args::tokens::record`.
+pub(super) struct Record([u32; RECORD_WORDS]);
 
-impl State {
-    pub fn committed(&self) -> usize {
-        self.0[COMMITTED] as usize
-    }
-
-    pub fn bonus(&self) -> i32 {
-        self.0[BONUS] as i32
-    }
-
+impl Record {
     /// An error code and the row it was found in, or none.
     pub fn error(&self) -> Option<(u32, usize)> {
-        (self.0[ERROR] != 0).then(|| (self.0[ERROR], self.0[ERROR_ROW] as usize))
+        (self.0[record::ERROR] != 0).then(|| (self.0[record::ERROR], self.0[record::ERROR_ROW] as usize))
     }
 
-    /// Nodes of the last tree, the root not counted.
+    /// Nodes of the tree, the root not counted.
     pub fn nodes(&self) -> usize {
-        self.0[NODES] as usize
+        self.0[record::NODES] as usize
     }
 
-    /// Rows of the last accepted path, the root first.
-    pub fn path(&self) -> &[u32] {
-        let len = (self.0[PATH_LEN] as usize).min(MAX_PATH);
-        &self.0[PATH..PATH + len]
+    /// The new tokens: those of the path behind the root, then the next bonus; each with its gap.
+    pub fn picks(&self) -> (Vec<i32>, Vec<f32>) {
+        let len = (self.0[record::PATH_LEN] as usize).min(MAX_PATH);
+        let part = |from: usize| self.0[from..from + len].iter();
+        let picks = part(record::PICKS).map(|&id| id as i32).collect();
+        (picks, part(record::GAPS).map(|&bits| f32::from_bits(bits)).collect())
     }
 }

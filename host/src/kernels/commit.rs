@@ -1,6 +1,6 @@
 //! Launchers of [`gpu::kernels::commit`].
 
-use cuda_std::{Global, GlobalMut, bf16};
+use cuda_std::{Element, Global, GlobalMut};
 use gpu::args::attention::{AdvanceArgs, CommitArgs, GatherRowsArgs};
 use gpu::kernels::commit as kernel;
 
@@ -8,30 +8,32 @@ use super::{aligned, contract, state_holds};
 use crate::device::{Device, Dims, Result};
 
 /// Moves the accepted path's cache rows behind the committed ones, in every layer.
-pub struct Commit {
+pub struct Commit<T> {
     /// `[layers, slots, width]`.
-    pub cache: GlobalMut<bf16>,
+    pub cache: GlobalMut<T>,
     pub state: Global<u32>,
     pub layers: usize,
     pub slots: usize,
-    /// A multiple of 8.
+    /// A multiple of 16 bytes.
     pub width: usize,
 }
 
 /// Queues the move. The committed length stays: see [`advance`].
-pub fn commit(device: &Device, p: Commit) -> Result<()> {
+pub fn commit<T: Element>(device: &Device, p: Commit<T>) -> Result<()> {
     let name = kernel::COMMIT.name();
+    let row_bytes = p.width * size_of::<T>();
     state_holds(name, p.state.len())?;
-    contract(name, p.width.is_multiple_of(kernel::COMMIT_COLUMNS), || {
-        format!("width is {}; a multiple of {} is possible", p.width, kernel::COMMIT_COLUMNS)
+    contract(name, row_bytes.is_multiple_of(kernel::COMMIT_BYTES), || {
+        format!("a row is {row_bytes} bytes; a multiple of {} is possible", kernel::COMMIT_BYTES)
     })?;
     contract(name, p.cache.len() == p.layers * p.slots * p.width, || {
         format!("the cache holds {}, expected [{}, {}, {}]", p.cache.len(), p.layers, p.slots, p.width)
     })?;
-    aligned(name, "cache", p.cache.addr(), 16)?;
-    let args = CommitArgs { cache: p.cache, state: p.state, slots: p.slots as u32, width: p.width as u32 };
-    let blocks = (p.width / kernel::COMMIT_COLUMNS).div_ceil(kernel::THREADS as usize);
-    let dims = Dims { grid: [p.layers as u32, blocks as u32, 1], block: [kernel::THREADS, 1, 1], shared: 0 };
+    aligned(name, "cache", p.cache.addr(), kernel::COMMIT_BYTES as u64)?;
+    let cache = GlobalMut::from_raw(p.cache.addr(), p.cache.len() * size_of::<T>());
+    let args = CommitArgs { cache, state: p.state, slots: p.slots as u32, row_bytes: row_bytes as u32 };
+    let blocks = (row_bytes / kernel::COMMIT_BYTES).div_ceil(kernel::COMMIT_THREADS as usize);
+    let dims = Dims { grid: [p.layers as u32, blocks as u32, 1], block: [kernel::COMMIT_THREADS, 1, 1], shared: 0 };
     device.launch(&kernel::COMMIT, dims, args)
 }
 

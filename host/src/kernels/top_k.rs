@@ -5,7 +5,7 @@ use gpu::args::state::STATE_WORDS;
 use gpu::args::tokens::TopKArgs;
 use gpu::kernels::top_k as kernel;
 
-use super::{MAX_GRID_Y, contract, holds};
+use super::{MAX_GRID_Y, aligned, contract, holds};
 use crate::device::{Device, Dims, Result};
 
 /// The `k` likeliest tokens of each row with their log-probabilities.
@@ -25,19 +25,25 @@ pub struct TopK {
     pub k: usize,
 }
 
-/// Views of [`top_k`]'s scratch memory, each at least as long as [`top_k_workspace`] says.
+/// Views of [`top_k`]'s scratch memory, each at least as long as [`top_k_workspace`] says. What it holds before does not
+/// matter.
 #[derive(Clone, Copy)]
 pub struct TopKWorkspace {
-    /// Keys and ids of the candidates.
-    pub candidates: GlobalMut<u32>,
+    /// Group maxima, candidates and counts.
+    pub words: GlobalMut<u32>,
     /// Partial sums of exponentials.
     pub sums: GlobalMut<f32>,
 }
 
-/// Elements of `TopKWorkspace`: (`candidates`, `sums`).
+/// Elements of `TopKWorkspace`: (`words`, `sums`).
 pub fn top_k_workspace(rows: usize, vocab: usize, k: usize) -> (usize, usize) {
-    let chunks = vocab.div_ceil(kernel::chunk_of(vocab));
-    (2 * rows * chunks * k, 2 * rows * chunks)
+    (parts(rows, vocab, k).iter().sum(), 2 * rows * vocab.div_ceil(kernel::CHUNK))
+}
+
+/// Words of the candidates (which are moved in pairs), of the group maxima, and of the counts.
+fn parts(rows: usize, vocab: usize, k: usize) -> [usize; 3] {
+    let chunks = vocab.div_ceil(kernel::CHUNK);
+    [2 * rows * kernel::room_of(vocab, k), rows * chunks * kernel::groups_of(vocab, k), 2 * rows]
 }
 
 /// Queues the selection in `rows` rows.
@@ -48,29 +54,31 @@ pub fn top_k(device: &Device, p: TopK) -> Result<()> {
         format!("a vocabulary of {}; {} to {} are possible", p.vocab, p.k, kernel::MAX_VOCAB)
     })?;
     contract(name, p.rows <= MAX_GRID_Y, || format!("{} rows; at most {MAX_GRID_Y} are possible", p.rows))?;
-    let (candidates, sums) = top_k_workspace(p.rows, p.vocab, p.k);
+    let (words, sums) = top_k_workspace(p.rows, p.vocab, p.k);
     holds(name, "logits", p.logits.len(), p.rows * p.vocab)?;
     holds(name, "ids", p.ids.len(), p.rows * p.k)?;
     holds(name, "logp", p.logp.len(), p.rows * p.k)?;
     holds(name, "state", p.state.len(), STATE_WORDS)?;
-    holds(name, "workspace.candidates", p.workspace.candidates.len(), candidates)?;
+    holds(name, "workspace.words", p.workspace.words.len(), words)?;
     holds(name, "workspace.sums", p.workspace.sums.len(), sums)?;
-    let chunk = kernel::chunk_of(p.vocab);
-    let chunks = p.vocab.div_ceil(chunk);
+    aligned(name, "workspace.words", p.workspace.words.addr(), 8)?;
+    let [candidates, groups_max, counts] = parts(p.rows, p.vocab, p.k);
     let args = TopKArgs {
         logits: p.logits,
-        keys: p.workspace.candidates.slice(0, candidates / 2),
-        candidates: p.workspace.candidates.slice(candidates / 2, candidates / 2),
+        candidates: p.workspace.words.slice(0, candidates),
+        groups_max: p.workspace.words.slice(candidates, groups_max),
+        counts: p.workspace.words.slice(candidates + groups_max, counts),
         sums: p.workspace.sums,
         ids: p.ids,
         logp: p.logp,
         state: p.state,
         vocab: p.vocab as u32,
         k: p.k as u32,
-        chunk: chunk as u32,
-        chunks: chunks as u32,
+        groups: kernel::groups_of(p.vocab, p.k) as u32,
+        room: kernel::room_of(p.vocab, p.k) as u32,
     };
-    let dims = |grid, keys| Dims { grid, block: [kernel::THREADS, 1, 1], shared: kernel::shared_bytes(keys) as u32 };
-    device.launch(&kernel::TOP_K_CHUNKS, dims([chunks as u32, p.rows as u32, 1], chunk), args)?;
-    device.launch(&kernel::TOP_K_MERGE, dims([p.rows as u32, 1, 1], chunks * p.k), args)
+    let grid = [p.vocab.div_ceil(kernel::CHUNK) as u32, p.rows as u32, 1];
+    let dims = |shared| Dims { grid, block: [kernel::THREADS, 1, 1], shared };
+    device.launch(&kernel::TOP_K_CHUNKS, dims(0), args)?;
+    device.launch(&kernel::TOP_K_SELECT, dims(kernel::shared_bytes(p.vocab, p.k) as u32), args)
 }

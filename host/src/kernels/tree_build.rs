@@ -8,7 +8,8 @@ use gpu::kernels::tree_build as kernel;
 use super::{contract, holds};
 use crate::device::{Device, Dims, Result};
 
-/// The best-first tree of at most `budget` nodes under the bonus token.
+/// The best-first trees of at most `budget` nodes under the bonus tokens of `sequences` sequences. Every array holds
+/// those of all sequences, one after the other.
 pub struct TreeBuild {
     /// `[levels, k]`.
     pub ids: Global<i32>,
@@ -24,16 +25,32 @@ pub struct TreeBuild {
     pub depths: GlobalMut<u32>,
     /// `[budget + 1, ceil((budget + 1) / 32)]`: bit i of row r: r sees row i.
     pub ancestors: GlobalMut<u32>,
+    pub sequences: usize,
     /// L: drafted positions.
     pub levels: usize,
     pub k: usize,
     pub budget: usize,
+    pub growth: Growth,
 }
 
-/// Queues the build of one tree.
+/// What a tree takes besides the most probable prefixes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Growth {
+    /// Prefixes whose log-probability is below it are not taken; -inf: all are.
+    pub floor: f32,
+    /// The chain of best tokens is taken before all else.
+    pub spine: bool,
+}
+
+impl Growth {
+    /// Nothing besides.
+    pub const BEST_FIRST: Self = Self { floor: f32::NEG_INFINITY, spine: false };
+}
+
+/// Queues the build of the trees.
 pub fn tree_build(device: &Device, p: TreeBuild) -> Result<()> {
     let name = kernel::TREE_BUILD.name();
-    let rows = p.budget + 1;
+    let (rows, n) = (p.budget + 1, p.sequences);
     contract(name, p.budget <= kernel::MAX_BUDGET, || {
         format!("a budget of {}; at most {} are possible", p.budget, kernel::MAX_BUDGET)
     })?;
@@ -41,13 +58,14 @@ pub fn tree_build(device: &Device, p: TreeBuild) -> Result<()> {
         format!("{} drafted positions; at most {} are possible", p.levels, kernel::MAX_LEVELS)
     })?;
     contract(name, (1..=kernel::MAX_K).contains(&p.k), || format!("k = {}; 1 to {} are possible", p.k, kernel::MAX_K))?;
-    holds(name, "ids", p.ids.len(), p.levels * p.k)?;
-    holds(name, "logp", p.logp.len(), p.levels * p.k)?;
-    holds(name, "state", p.state.len(), STATE_WORDS)?;
-    holds(name, "tokens", p.tokens.len(), rows)?;
-    holds(name, "parents", p.parents.len(), rows)?;
-    holds(name, "depths", p.depths.len(), rows)?;
-    holds(name, "ancestors", p.ancestors.len(), rows * rows.div_ceil(32))?;
+    contract(name, !p.growth.floor.is_nan(), || "the least log-probability is NaN".into())?;
+    holds(name, "ids", p.ids.len(), n * p.levels * p.k)?;
+    holds(name, "logp", p.logp.len(), n * p.levels * p.k)?;
+    holds(name, "state", p.state.len(), n * STATE_WORDS)?;
+    holds(name, "tokens", p.tokens.len(), n * rows)?;
+    holds(name, "parents", p.parents.len(), n * rows)?;
+    holds(name, "depths", p.depths.len(), n * rows)?;
+    holds(name, "ancestors", p.ancestors.len(), n * rows * rows.div_ceil(32))?;
     let args = TreeBuildArgs {
         ids: p.ids,
         logp: p.logp,
@@ -59,7 +77,11 @@ pub fn tree_build(device: &Device, p: TreeBuild) -> Result<()> {
         levels: p.levels as u32,
         k: p.k as u32,
         budget: p.budget as u32,
+        floor: p.growth.floor,
+        spine: p.growth.spine as u32,
+        listed: kernel::list_len(p.budget as u32),
     };
-    let dims = Dims { grid: [1, 1, 1], block: [kernel::THREADS, 1, 1], shared: 0 };
+    let block = [kernel::threads(p.budget), 1, 1];
+    let dims = Dims { grid: [n as u32, 1, 1], block, shared: kernel::shared_bytes(p.budget) };
     device.launch(&kernel::TREE_BUILD, dims, args)
 }

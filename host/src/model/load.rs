@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::layer::{Attention, Experts, Ffn, Layer, Mlp};
-use super::{Embedding, MAX_ROWS, Model, Rope, Scratch, rope};
+use super::{Embedding, Model, Rope, Scratch, pass_rows, rope};
 use crate::device::{Buffer, Device, DeviceError};
 use crate::linear::{ExpertWeights, HostData, HostWeight, ScaleType, Weight};
 use crate::weights::{Bundle, WeightsError};
@@ -32,10 +32,12 @@ pub(crate) fn norm_weight(device: &Device, bundle: &Bundle, name: &str) -> Resul
 }
 
 impl Model {
-    /// Loads the target of `bundle` with a cache for `context` tokens.
-    pub fn load(device: &Device, bundle: &Bundle, context: usize) -> Result<Self> {
+    /// Loads the target of `bundle` with a cache for `context` tokens and passes of up to `rows` rows, or of a prefill
+    /// chunk.
+    pub fn load(device: &Device, bundle: &Bundle, context: usize, rows: usize) -> Result<Self> {
         let config = bundle.config().clone();
-        let slots = context + MAX_ROWS;
+        let rows = pass_rows(rows);
+        let slots = context + rows;
         let head = config.qk_nope_head_dim + config.qk_rope_head_dim;
         let scaling = config.rope_scaling.as_ref();
         let table = rope::rope_table(config.qk_rope_head_dim, config.rope_theta, scaling, slots);
@@ -57,7 +59,8 @@ impl Model {
             lora_norm_eps: bundle.settings().lora_norm_eps,
             cache: device.zeros(config.num_hidden_layers * slots * width)?,
             slots,
-            scratch: Scratch::new(device, &config, slots)?,
+            rows,
+            scratch: Scratch::new(device, &config, slots, rows)?,
             config,
         })
     }

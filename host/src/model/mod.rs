@@ -24,11 +24,19 @@ pub use load::ModelError;
 pub(crate) use load::{load_weight, norm_weight};
 pub use scratch::{Scratch, scratch_bytes};
 
-/// Rows that one forward pass takes at most: a prefill chunk, or a tree of 64 nodes and its root.
-pub const MAX_ROWS: usize = 65;
+/// Rows that a forward pass can take at most: the largest tree and its root, as far as attention takes it.
+pub const MAX_ROWS: usize = {
+    let (tree, attention) = (gpu::kernels::tree_build::MAX_BUDGET + 1, gpu::kernels::mla_attention::MAX_ROWS);
+    if tree < attention { tree } else { attention }
+};
 
 /// Rows of a prefill chunk.
 pub const CHUNK: usize = 64;
+
+/// Rows that the buffers of a pass are made for, where a tree has up to `tree` rows.
+pub const fn pass_rows(tree: usize) -> usize {
+    if tree > CHUNK { tree } else { CHUNK }
+}
 
 /// The rows of one forward pass: a tree, or a chain (a prefill chunk). All of it lies on the device.
 #[derive(Clone, Copy)]
@@ -45,7 +53,7 @@ pub struct Rows {
 /// Hidden states that a drafter wants: after each layer of `layers`, side by side.
 pub struct Taps {
     pub layers: Vec<usize>,
-    /// `[MAX_ROWS, layers.len() * hidden]`.
+    /// `[rows of a pass, layers.len() * hidden]`.
     pub out: Buffer<f32>,
 }
 
@@ -94,6 +102,8 @@ pub struct Model {
     pub(crate) cache: Buffer<bf16>,
     /// Cache slots of a layer: the context and room for one round's rows behind it.
     pub(crate) slots: usize,
+    /// Rows that one forward pass takes at most.
+    pub(crate) rows: usize,
     pub(crate) scratch: Scratch,
 }
 

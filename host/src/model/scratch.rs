@@ -2,12 +2,12 @@
 
 use cuda_std::bf16;
 
-use super::{ActsBuffer, MAX_ROWS};
+use super::ActsBuffer;
 use crate::device::{Buffer, Device, Result};
 use crate::kernels;
 use crate::weights::ModelConfig;
 
-/// Sized for [`MAX_ROWS`] rows of the widest use of each buffer.
+/// Sized for the rows of a pass in the widest use of each buffer.
 pub struct Scratch {
     /// Residual stream, `[rows, hidden]`.
     pub x: Buffer<f32>,
@@ -52,34 +52,33 @@ fn inner(c: &ModelConfig, rows: usize) -> usize {
 }
 
 /// Values of attention's workspace.
-fn workspace(c: &ModelConfig, slots: usize) -> usize {
+fn workspace(c: &ModelConfig, slots: usize, rows: usize) -> usize {
     // Fewer rows may be split into more parts.
-    (1..=MAX_ROWS).map(|r| kernels::mla_workspace(slots, r, c.num_attention_heads)).max().unwrap_or(0)
+    (1..=rows).map(|r| kernels::mla_workspace(slots, r, c.num_attention_heads)).max().unwrap_or(0)
 }
 
 /// Bytes that [`Scratch::new`] allocates.
-pub fn scratch_bytes(c: &ModelConfig, slots: usize) -> usize {
+pub fn scratch_bytes(c: &ModelConfig, slots: usize, rows: usize) -> usize {
     const WORD: usize = size_of::<f32>();
     // Activations in both roundings.
     const ACTS: usize = WORD + size_of::<bf16>();
-    let (heads, pairs) = (MAX_ROWS * c.num_attention_heads, MAX_ROWS * c.num_experts_per_tok);
-    let (hidden, key) = (MAX_ROWS * c.hidden_size, c.kv_lora_rank + c.qk_rope_head_dim);
+    let (heads, pairs) = (rows * c.num_attention_heads, rows * c.num_experts_per_tok);
+    let (hidden, key) = (rows * c.hidden_size, c.kv_lora_rank + c.qk_rope_head_dim);
     let attention = heads * c.qk_head_dim() * (ACTS + WORD)
         + heads * c.kv_lora_rank * ACTS
         + heads * key * size_of::<bf16>()
         + heads * c.v_head_dim * ACTS
-        + workspace(c, slots) * WORD
-        + MAX_ROWS * (key + c.q_lora_rank) * WORD;
-    let experts = MAX_ROWS * c.n_routed_experts * WORD + (6 * pairs + 1) * WORD + pairs * c.hidden_size * WORD;
-    let stream = 3 * hidden * WORD + MAX_ROWS * c.hidden_size.max(c.q_lora_rank) * ACTS;
-    attention + experts + stream + inner(c, MAX_ROWS) * (2 * WORD + ACTS)
+        + workspace(c, slots, rows) * WORD
+        + rows * (key + c.q_lora_rank) * WORD;
+    let experts = rows * c.n_routed_experts * WORD + (6 * pairs + 1) * WORD + pairs * c.hidden_size * WORD;
+    let stream = 3 * hidden * WORD + rows * c.hidden_size.max(c.q_lora_rank) * ACTS;
+    attention + experts + stream + inner(c, rows) * (2 * WORD + ACTS)
 }
 
 impl Scratch {
-    pub fn new(device: &Device, c: &ModelConfig, slots: usize) -> Result<Self> {
-        let rows = MAX_ROWS;
+    pub fn new(device: &Device, c: &ModelConfig, slots: usize, rows: usize) -> Result<Self> {
         let (heads, pairs) = (c.num_attention_heads, rows * c.num_experts_per_tok);
-        let (inner, workspace) = (inner(c, rows), workspace(c, slots));
+        let (inner, workspace) = (inner(c, rows), workspace(c, slots, rows));
         Ok(Self {
             x: device.alloc(rows * c.hidden_size)?,
             a: ActsBuffer::new(device, rows * c.hidden_size.max(c.q_lora_rank))?,
@@ -116,8 +115,8 @@ mod tests {
     #[test]
     fn bytes_of_all_buffers() {
         let bundle = Bundle::open(std::path::Path::new("bundles/k26-tiny-int4.kdtr")).unwrap();
-        for slots in [100, 5000] {
-            let s = Scratch::new(&Device::cpu(Mode::Fast), bundle.config(), slots).unwrap();
+        for (slots, rows) in [(100, 64), (5000, 96)] {
+            let s = Scratch::new(&Device::cpu(Mode::Fast), bundle.config(), slots, rows).unwrap();
             let acts = [&s.a, &s.q, &s.latent, &s.heads, &s.act].map(|a| a.f32.bytes() + a.bf16.bytes());
             let floats = [
                 &s.x,
@@ -136,7 +135,7 @@ mod tests {
             let words = [&s.expert_ids, &s.order, &s.tiles].map(Buffer::bytes);
             let sum = acts.iter().sum::<usize>() + floats.iter().map(|b| b.bytes()).sum::<usize>();
             let sum = sum + words.iter().sum::<usize>() + s.q_abs.bytes();
-            assert_eq!(scratch_bytes(bundle.config(), slots), sum, "{slots} slots");
+            assert_eq!(scratch_bytes(bundle.config(), slots, rows), sum, "{slots} slots, {rows} rows");
         }
     }
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::engine::round_bytes;
-use crate::model::{MAX_ROWS, scratch_bytes};
+use crate::model::{pass_rows, scratch_bytes};
 use crate::weights::{Bundle, DrafterConfig, ModelConfig, Role};
 pub use gpus::{GPUS, Gpu, GpuList};
 
@@ -140,7 +140,7 @@ impl Plan {
         let parameters = sum(|p| p.parameters, false);
         let routed = parts.get(&Role::RoutedExperts).map_or(0, |p| p.parameters);
         let (top, experts) = (c.num_experts_per_tok as u64, c.n_routed_experts as u64);
-        let slots = request.context + MAX_ROWS;
+        let slots = request.context + pass_rows(request.budget + 1);
         let width = (c.kv_lora_rank + c.qk_rope_head_dim) as u64;
         let cache_bytes_a_token = c.num_hidden_layers as u64 * width * BF16;
         let drafter_slots = drafter.map_or(0, |d| (slots + d.block_size) as u64);
@@ -224,13 +224,14 @@ fn drafter_row(d: &DrafterConfig) -> u64 {
 /// Buffers of the target's pass, of a round and of the drafter.
 fn scratch(c: &ModelConfig, drafter: Option<&DrafterConfig>, budget: usize, slots: usize) -> u64 {
     let tables = |dim: usize| (slots * dim) as u64 * F32;
-    let target = scratch_bytes(c, slots) as u64 + tables(c.qk_rope_head_dim);
+    let rows = pass_rows(budget + 1);
+    let target = scratch_bytes(c, slots, rows) as u64 + tables(c.qk_rope_head_dim);
     let own = drafter.map_or(0, |d| {
         let taps = d.dflash_config.target_layer_ids.len() * d.hidden_size;
         let attention = 2 * d.num_attention_heads * d.head_dim;
         let block = d.block_size * (d.vocab_size + attention + 3 * d.intermediate_size);
         // Features of a prefill chunk in both roundings, what the target taps, and the block's rows.
-        (MAX_ROWS * (taps * 5 / 2 + 3 * d.hidden_size) + block) as u64 * F32 + tables(d.head_dim)
+        (rows * (taps * 5 / 2 + 3 * d.hidden_size) + block) as u64 * F32 + tables(d.head_dim)
     });
     let depth = drafter.map_or(1, DrafterConfig::depth);
     target + own + round_bytes(c.vocab_size, budget, depth) as u64

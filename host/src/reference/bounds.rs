@@ -16,3 +16,6 @@ pub const PRODUCT: f64 = 1e-6;
 
 /// Largest distance of a log-probability: some roundings of values up to 30.
 pub const LOG_PROBABILITY: f64 = 4e-6;
+
+/// Largest distance of a draw's largest value, noise and all: roundings of values up to 30, two approximate logarithms.
+pub const NOISE: f64 = 1e-5;

@@ -13,5 +13,5 @@ pub use attention::{block_attention, head_norm_rope, kv_append, mla_attention, q
 pub use commit::commit;
 pub use experts::{combine, expert_sort, route, swiglu};
 pub use norm::rms_norm;
-pub use picks::{Pick, argmax, embed, top_k};
+pub use picks::{Pick, argmax, draw, embed, gumbel, probabilities, sample_kept, sample_share, sample_weight, top_k};
 pub use tree::{Draft, Tree, accept, all_prefixes, tree_build, tree_build_by_definition};

@@ -4,6 +4,8 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
+use crate::kernels::Growth;
+
 /// A tree of `budget + 1` rows, as `tree_build` writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
@@ -120,8 +122,24 @@ impl Ord for Candidate {
     }
 }
 
+impl Draft<'_> {
+    /// The log-probability that counts: none is above 0.
+    fn logp(&self, level: usize, rank: usize) -> f32 {
+        self.logp[level * self.k + rank].min(0.0)
+    }
+
+    fn id(&self, level: usize, rank: usize) -> i32 {
+        self.ids[level * self.k + rank]
+    }
+}
+
+/// Whether a prefix of that score may be taken.
+fn takes(growth: Growth, score: f32) -> bool {
+    score > f32::NEG_INFINITY && score >= growth.floor
+}
+
 /// The best-first tree with a heap: a node's next sibling and first child enter when it is taken.
-pub fn tree_build(bonus: i32, draft: Draft, budget: usize) -> Tree {
+pub fn tree_build(bonus: i32, draft: Draft, budget: usize, growth: Growth) -> Tree {
     let mut tree = Tree::root(bonus, budget);
     if draft.broken_level(budget).is_some() {
         return tree;
@@ -130,16 +148,26 @@ pub fn tree_build(bonus: i32, draft: Draft, budget: usize) -> Tree {
     let mut heap = BinaryHeap::new();
     let push = |heap: &mut BinaryHeap<Candidate>, scores: &[f32], parent: usize, rank: usize, level: usize| {
         if level < draft.levels && rank < draft.k {
-            let score: f32 = scores[parent] + draft.logp[level * draft.k + rank];
-            if score > f32::NEG_INFINITY {
+            let score: f32 = scores[parent] + draft.logp(level, rank);
+            if takes(growth, score) {
                 heap.push(Candidate { score, parent, rank, level });
             }
         }
     };
-    push(&mut heap, &scores, 0, 0, 0);
+    while growth.spine && tree.nodes < budget.min(draft.levels) {
+        let score = scores[tree.nodes] + draft.logp(tree.nodes, 0);
+        if !takes(growth, score) {
+            break;
+        }
+        tree.add(draft.id(tree.nodes, 0), tree.nodes);
+        scores.push(score);
+    }
+    // Row i is at depth i so far, and its first child is row i + 1, if there is one.
+    let spine = tree.nodes;
+    (0..=spine).for_each(|row| push(&mut heap, &scores, row, (row < spine) as usize, row));
     while tree.nodes < budget {
         let Some(best) = heap.pop() else { break };
-        tree.add(draft.ids[best.level * draft.k + best.rank], best.parent);
+        tree.add(draft.id(best.level, best.rank), best.parent);
         scores.push(best.score);
         push(&mut heap, &scores, best.parent, best.rank + 1, best.level);
         push(&mut heap, &scores, tree.nodes, 0, best.level + 1);
@@ -157,7 +185,7 @@ pub fn all_prefixes(draft: Draft) -> Vec<(Vec<usize>, f32)> {
             for rank in 0..draft.k {
                 let (mut ranks, score) = prefixes[parent].clone();
                 ranks.push(rank);
-                prefixes.push((ranks, score + draft.logp[level * draft.k + rank]));
+                prefixes.push((ranks, score + draft.logp(level, rank)));
             }
         }
         from = to;
@@ -166,7 +194,7 @@ pub fn all_prefixes(draft: Draft) -> Vec<(Vec<usize>, f32)> {
 }
 
 /// The same tree from the definition: each time, look at all prefixes, and take the best whose parent is in the tree.
-pub fn tree_build_by_definition(bonus: i32, draft: Draft, budget: usize) -> Tree {
+pub fn tree_build_by_definition(bonus: i32, draft: Draft, budget: usize, growth: Growth) -> Tree {
     let mut tree = Tree::root(bonus, budget);
     if draft.broken_level(budget).is_some() {
         return tree;
@@ -176,15 +204,27 @@ pub fn tree_build_by_definition(bonus: i32, draft: Draft, budget: usize) -> Tree
     while tree.nodes < budget {
         let best = prefixes
             .iter()
-            .filter(|(ranks, score)| !ranks.is_empty() && *score > f32::NEG_INFINITY && !taken.contains(ranks))
+            .filter(|(ranks, score)| !ranks.is_empty() && takes(growth, *score) && !taken.contains(ranks))
             .filter_map(|(ranks, score)| {
                 let (&rank, before) = ranks.split_last()?;
                 let parent = taken.iter().position(|t| t == before)?;
                 Some((Candidate { score: *score, parent, rank, level: before.len() }, ranks))
             })
             .max_by(|a, b| a.0.cmp(&b.0));
+        let spine = prefixes.iter().find(|(ranks, score)| {
+            growth.spine
+                && ranks.len() == tree.nodes + 1
+                && ranks.iter().all(|&rank| rank == 0)
+                && takes(growth, *score)
+        });
+        let best = match (spine, best) {
+            (Some((ranks, score)), _) => {
+                Some((Candidate { score: *score, parent: tree.nodes, rank: 0, level: tree.nodes }, ranks))
+            }
+            (None, best) => best,
+        };
         let Some((best, ranks)) = best else { break };
-        tree.add(draft.ids[best.level * draft.k + best.rank], best.parent);
+        tree.add(draft.id(best.level, best.rank), best.parent);
         taken.push(ranks.clone());
     }
     tree

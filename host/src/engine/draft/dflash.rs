@@ -19,11 +19,11 @@ use super::super::round::Round;
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
 use crate::linear::{Product, Weight, linear};
-use crate::model::{ActsBuffer, CHUNK, MAX_ROWS, Model, ModelError, Rope, Taps, norm_weight, rope};
+use crate::model::{ActsBuffer, CHUNK, Model, ModelError, Rope, Taps, norm_weight, rope};
 use crate::weights::{Bundle, DrafterConfig};
 
-/// Candidates of a depth at most: what the top-K kernel returns.
-pub const MAX_CANDIDATES: usize = 64;
+/// Candidates of a depth at most: what the top-K kernel returns. A tree of B nodes can want B of them.
+pub const MAX_CANDIDATES: usize = gpu::kernels::top_k::MAX_K;
 
 pub struct DFlash {
     config: DrafterConfig,
@@ -71,19 +71,20 @@ struct Scratch {
     act: ActsBuffer,
     logits: Buffer<f32>,
     /// Workspace of the top-K.
-    candidates: Buffer<u32>,
+    top_k: Buffer<u32>,
     sums: Buffer<f32>,
 }
 
 impl DFlash {
-    /// Loads the drafter of `bundle` for a target with `slots` cache slots.
+    /// Loads the drafter of `bundle` for `target`, to propose `candidates` tokens a depth.
     pub fn load(
         device: &Device,
         bundle: &Bundle,
         config: DrafterConfig,
-        slots: usize,
+        target: &Model,
+        candidates: usize,
     ) -> std::result::Result<Self, ModelError> {
-        let slots = slots + config.block_size;
+        let slots = target.slots + config.block_size;
         let weight = |name: &str| crate::model::load_weight(device, bundle, &format!("drafter.{name}"));
         let vector = |name: &str| norm_weight(device, bundle, &format!("drafter.{name}"));
         let kv_width = config.num_key_value_heads * config.head_dim;
@@ -110,14 +111,14 @@ impl DFlash {
         let hidden = config.hidden_size;
         let table = rope::rope_table(config.head_dim, config.rope_theta, config.rope_scaling.as_ref(), slots);
         let layers = config.dflash_config.target_layer_ids.clone();
-        let taps = Taps { out: device.zeros(MAX_ROWS * layers.len() * hidden)?, layers };
+        let taps = Taps { out: device.zeros(target.rows * layers.len() * hidden)?, layers };
         Ok(Self {
             fc: weight("fc.weight")?,
             hidden_norm: vector("hidden_norm.weight")?,
             norm: vector("norm.weight")?,
             layers: (0..config.num_hidden_layers).map(layer).collect::<std::result::Result<_, _>>()?,
             rope: Rope::new(device, &table)?,
-            scratch: Scratch::new(device, &config, taps.layers.len())?,
+            scratch: Scratch::new(device, &config, taps.layers.len(), candidates)?,
             taps,
             config,
         })
@@ -175,7 +176,7 @@ impl DFlash {
                 ids: round.draft_ids.view_mut(),
                 logp: round.draft_logp.view_mut(),
                 state: round.state.view_mut(),
-                workspace: kernels::TopKWorkspace { candidates: s.candidates.view_mut(), sums: s.sums.view_mut() },
+                workspace: kernels::TopKWorkspace { words: s.top_k.view_mut(), sums: s.sums.view_mut() },
                 rows: self.depth(),
                 vocab: c.vocab_size,
                 k: round.candidates,
@@ -259,11 +260,11 @@ impl DFlash {
 }
 
 impl Scratch {
-    fn new(device: &Device, c: &DrafterConfig, taps: usize) -> Result<Self> {
+    fn new(device: &Device, c: &DrafterConfig, taps: usize, candidates: usize) -> Result<Self> {
         // Ingestion takes up to a prefill chunk, the block its own rows.
         let rows = CHUNK.max(c.block_size);
         let (q_width, kv_width) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
-        let (candidates, sums) = kernels::top_k_workspace(c.block_size, c.vocab_size, MAX_CANDIDATES.min(c.vocab_size));
+        let (top_k, sums) = kernels::top_k_workspace(c.block_size, c.vocab_size, candidates);
         let ids = vec![c.dflash_config.mask_token_id; c.block_size];
         Ok(Self {
             ids: device.upload(&ids)?,
@@ -278,7 +279,7 @@ impl Scratch {
             up: device.alloc(c.block_size * c.intermediate_size)?,
             act: ActsBuffer::new(device, c.block_size * c.intermediate_size)?,
             logits: device.alloc(c.block_size * c.vocab_size)?,
-            candidates: device.alloc(candidates)?,
+            top_k: device.alloc(top_k)?,
             sums: device.alloc(sums)?,
         })
     }

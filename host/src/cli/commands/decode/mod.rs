@@ -42,7 +42,13 @@ pub fn run(args: &Decode) -> Result<()> {
     };
     let info = device.info();
     output::note(format_args!("{} on {} ({})", bundle.settings().name, info.device, info.name));
-    let options = EngineOptions { context: Some(plan.context), draft: plan.draft, budget: plan.budget };
+    let options = EngineOptions {
+        context: Some(plan.context),
+        draft: plan.draft,
+        budget: plan.budget,
+        growth: plan.growth,
+        sampling: plan.sampling,
+    };
     let started = std::time::Instant::now();
     let mut engine = load::open(&bundle, device, options)?;
     let load = started.elapsed();

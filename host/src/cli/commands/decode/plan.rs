@@ -4,7 +4,7 @@ use crate::cli::args::{Decode, DraftArg};
 use crate::cli::commands::read_text;
 use crate::cli::failure::{Failure, Result};
 use crate::device::Choice;
-use crate::engine::Draft;
+use crate::engine::{Draft, Growth, Sampling};
 use crate::text::Tokenizer;
 use crate::weights::{Bundle, Golden};
 
@@ -20,6 +20,9 @@ pub struct Plan<'a> {
     pub draft: Draft,
     /// 0 without drafts.
     pub budget: usize,
+    pub growth: Growth,
+    /// None: greedy.
+    pub sampling: Option<Sampling>,
     pub max_new: usize,
     pub context: usize,
     pub stop_ids: Vec<i32>,
@@ -46,6 +49,22 @@ pub fn check_flags(args: &Decode) -> Result<()> {
     }
     if draft == Some(DraftArg::None) && args.budget.is_some() {
         return usage("--budget sizes a tree of drafts; --draft none has none");
+    }
+    if draft == Some(DraftArg::None) && (args.min_prob.is_some() || args.spine) {
+        return usage("--min-prob and --spine shape a tree of drafts; --draft none has none");
+    }
+    if sampling(args).is_none() {
+        let flags = [
+            ("--top-k", args.top_k.is_some()),
+            ("--top-p", args.top_p.is_some()),
+            ("--min-p", args.min_p.is_some()),
+            ("--seed", args.seed.is_some()),
+        ];
+        if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given) {
+            return usage(format!("{flag} shapes how tokens are drawn: say --temp T above 0, too"));
+        }
+    } else if args.golden.is_some() {
+        return usage("--golden compares with greedy tokens; --temp above 0 draws others");
     }
     if args.stop.iter().any(String::is_empty) {
         return usage("--stop wants a text that is not empty");
@@ -78,6 +97,8 @@ impl<'a> Plan<'a> {
             golden_index: args.golden.unwrap_or_default(),
             draft,
             budget,
+            growth: growth(args),
+            sampling: sampling(args),
             max_new,
             context,
             stop_ids,
@@ -140,9 +161,28 @@ fn draft(args: &Decode, bundle: &Bundle, golden: Option<&Golden>) -> Result<(Dra
     };
     match (draft, args.budget) {
         (Draft::None, Some(_)) => usage("--budget sizes a tree of drafts; the bundle holds no drafter"),
+        (Draft::None, None) if args.min_prob.is_some() || args.spine => {
+            usage("--min-prob and --spine shape a tree of drafts; the bundle holds no drafter")
+        }
         (Draft::None, None) => Ok((draft, 0)),
         (_, budget) => Ok((draft, budget.unwrap_or(DEFAULT_BUDGET) as usize)),
     }
+}
+
+fn sampling(args: &Decode) -> Option<Sampling> {
+    let temperature = args.temp.filter(|&t| t > 0.0)?;
+    Some(Sampling {
+        temperature,
+        top_k: args.top_k.unwrap_or(0),
+        top_p: args.top_p.unwrap_or(1.0),
+        min_p: args.min_p.unwrap_or(0.0),
+        seed: args.seed.unwrap_or(0),
+    })
+}
+
+fn growth(args: &Decode) -> Growth {
+    // A path's probability is a product, its score the sum of the logarithms.
+    Growth { floor: args.min_prob.map_or(f32::NEG_INFINITY, f32::ln), spine: args.spine }
 }
 
 /// Tokens to produce, and the context for them.

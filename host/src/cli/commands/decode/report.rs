@@ -8,7 +8,7 @@ use crate::cli::commands::{formats, some};
 use crate::cli::failure::{Failure, Result};
 use crate::cli::output::{self, Bytes};
 use crate::device::Info;
-use crate::engine::{Draft, Outcome, Round, Stages, StopReason};
+use crate::engine::{Draft, Outcome, Round, Sampling, Stages, StopReason};
 use crate::text::Tokenizer;
 use crate::weights::{Bundle, shortest};
 
@@ -49,6 +49,16 @@ impl Difference {
             "at": at, "expected": expected, "found": found, "gap": gap, "gap_found": gap_found, "near_tie": near_tie
         })
     }
+}
+
+fn sampling(s: Sampling) -> Value {
+    json!({
+        "temp": shortest(s.temperature),
+        "top_k": s.top_k,
+        "top_p": shortest(s.top_p),
+        "min_p": shortest(s.min_p),
+        "seed": s.seed,
+    })
 }
 
 impl Report<'_> {
@@ -195,6 +205,11 @@ impl Report<'_> {
         let shares: Vec<String> =
             shares.iter().map(|(name, s)| format!("{name} {} weights, {}", s.weights, Bytes(s.bytes as u64))).collect();
         output::note(format_args!("formats: {}", shares.join("; ")));
+        if let Some(Sampling { temperature, top_k, top_p, min_p, seed }) = self.plan.sampling {
+            output::note(format_args!(
+                "drawn: temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}, seed {seed}"
+            ));
+        }
         if let Some(line) = self.golden_line() {
             output::note(line);
         }
@@ -230,6 +245,9 @@ impl Report<'_> {
             }
         };
         add("text", some(self.text.as_ref()));
+        add("sampling", some(self.plan.sampling.map(sampling)));
+        add("min_prob", some(self.args.min_prob.map(shortest)));
+        add("spine", some(self.args.spine.then_some(true)));
         add("drafter_formats", some(used.then(|| formats(self.bundle, true))));
         add("explain", some(explain));
         if self.args.trace_tree {

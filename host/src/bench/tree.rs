@@ -1,0 +1,291 @@
+//! What a DDTree round does between its passes: candidates, the tree, the target's tokens, the walk, the move.
+//!
+//! Their inputs have just been written by other kernels and lie in L2, but for the logits of many rows and the cache;
+//! they are timed over memory that no cache holds all the same, as everything here is.
+
+use cuda_std::{Global, bf16};
+use gpu::args::state::{NODES, PATH, PATH_LEN, STATE_WORDS};
+use gpu::args::tokens::record::RECORD_WORDS;
+
+use super::{Case, Cases, Options, Run, refused, sets};
+use crate::device::{Buffer, Device, Result};
+use crate::kernels::{self, ArgmaxWorkspace, Growth, Sampling, TopKWorkspace, initial_state};
+use crate::reference::{self, Draft, Tree};
+use crate::selfcheck::Random;
+
+/// Positions that K2.6's drafter drafts.
+const LEVELS: usize = 7;
+const VOCAB: usize = 163_840;
+const FEW_TOKENS: usize = 9001;
+/// Layers of K2.6, values of a row of its cache, and slots a layer here.
+const LAYERS: usize = 61;
+const WIDTH: usize = 576;
+const SLOTS: usize = 2048;
+const COMMITTED: u32 = 900;
+const BUDGETS: [usize; 4] = [16, 64, 256, 1024];
+const SEED: u64 = 27;
+const WORD: usize = size_of::<u32>();
+
+fn rows(device: &Device, options: &Options, usual: &[usize]) -> Vec<usize> {
+    match (options.rows.is_empty(), device.is_cuda()) {
+        (false, _) => options.rows.clone(),
+        (true, true) => usual.to_vec(),
+        (true, false) => usual[..1].to_vec(),
+    }
+}
+
+/// The one number that a shape of these families is, or `usual`.
+fn size(options: &Options, usual: usize) -> Result<usize> {
+    match options.shapes.first() {
+        None => Ok(usual),
+        Some(text) => {
+            text.parse().ok().filter(|&n| n > 0).ok_or_else(|| refused(format!("shape `{text}`: expected N")))
+        }
+    }
+}
+
+/// Log-probabilities as drafters have them: a good first choice that gets worse with the depth.
+fn marginals(random: &mut Random, k: usize) -> (Vec<i32>, Vec<f32>) {
+    let ids = (0..LEVELS * k).map(|_| random.below(VOCAB) as i32).collect();
+    let mut logp = Vec::new();
+    for level in 0..LEVELS {
+        let spread = 2.5 - 0.2 * level as f32;
+        let mut row: Vec<f32> = (0..k).map(|i| -spread * (1.0 + i as f32).ln() - 0.1 * random.unit().abs()).collect();
+        let all: f32 = row.iter().map(|v| v.exp()).sum();
+        row.iter_mut().for_each(|v| *v -= all.ln());
+        row.sort_by(|a, b| b.total_cmp(a));
+        logp.extend(row);
+    }
+    (ids, logp)
+}
+
+/// `tree_build`, by budget; the shape is the number of candidates a depth.
+pub fn tree<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
+    let asked = size(options, 0)?;
+    let budgets = rows(device, options, &BUDGETS).into_iter();
+    Ok(Box::new(budgets.map(move |budget| {
+        let k = if asked > 0 { asked } else { budget.clamp(1, 64) };
+        tree_case(device, budget, k)
+    })))
+}
+
+fn tree_case(device: &Device, budget: usize, k: usize) -> Result<Case> {
+    let rows = budget + 1;
+    let words = rows.div_ceil(32);
+    let bytes = WORD * (2 * LEVELS * k + rows * (3 + words));
+    let mut random = Random::new(SEED);
+    let mut error = None;
+    let runs = (0..sets(device, bytes)).map(|_| {
+        let (ids, logp) = marginals(&mut random, k);
+        let (d_ids, d_logp) = (device.upload(&ids)?, device.upload(&logp)?);
+        let state = device.upload(&initial_state(COMMITTED, 5, 0))?;
+        let (tokens, parents) = (device.alloc(rows)?, device.alloc(rows)?);
+        let (depths, ancestors) = (device.alloc(rows)?, device.alloc(rows * words)?);
+        let run = move |device: &Device, parents: &Buffer<i32>| {
+            let args = kernels::TreeBuild {
+                ids: d_ids.view(),
+                logp: d_logp.view(),
+                state: state.view_mut(),
+                tokens: tokens.view_mut(),
+                parents: parents.view_mut(),
+                depths: depths.view_mut(),
+                ancestors: ancestors.view_mut(),
+                sequences: 1,
+                levels: LEVELS,
+                k,
+                budget,
+                growth: Growth::BEST_FIRST,
+            };
+            kernels::tree_build(device, args)
+        };
+        if error.is_none() {
+            run(device, &parents)?;
+            let draft = Draft { ids: &ids, logp: &logp, levels: LEVELS, k };
+            let want = reference::tree_build(5, draft, budget, Growth::BEST_FIRST).parents;
+            error = Some(wrong(&parents.read()?, &want));
+        }
+        Ok(Box::new(move |device: &Device| run(device, &parents)) as Run)
+    });
+    let runs = runs.collect::<Result<_>>()?;
+    Ok(Case { operator: "tree", shape: format!("{LEVELS}x{k}"), rows: budget, bytes, flops: 0, runs, error })
+}
+
+/// Share of values that differ.
+fn wrong<T: PartialEq>(got: &[T], want: &[T]) -> f64 {
+    got.iter().zip(want).filter(|(g, w)| g != w).count() as f64 / want.len().max(1) as f64
+}
+
+fn vocabulary(device: &Device, options: &Options) -> Result<usize> {
+    size(options, if device.is_cuda() { VOCAB } else { FEW_TOKENS })
+}
+
+/// Logits on a grid of 2^-10, a few of each row well above the others.
+fn logits(device: &Device, random: &mut Random, rows: usize, vocab: usize) -> Result<(Buffer<f32>, Vec<f32>)> {
+    let one = |random: &mut Random| (random.unit() * 5.0 + random.unit() * 5.0 + random.unit() * 5.0) * 1.2;
+    let values: Vec<f32> = (0..rows * vocab).map(|_| one(random)).collect();
+    Ok((device.upload(&values)?, values))
+}
+
+/// `top_k`: 64 candidates of each depth; the shape is the vocabulary, the rows are k.
+pub fn top_k<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
+    let vocab = vocabulary(device, options)?;
+    Ok(Box::new(rows(device, options, &[16, 64, 256, 1024]).into_iter().map(move |k| top_k_case(device, vocab, k))))
+}
+
+fn top_k_case(device: &Device, vocab: usize, k: usize) -> Result<Case> {
+    let bytes = LEVELS * vocab * WORD;
+    let mut random = Random::new(SEED);
+    let mut error = None;
+    let runs = (0..sets(device, bytes)).map(|_| {
+        let (d_logits, logits) = logits(device, &mut random, LEVELS, vocab)?;
+        let (words, sums) = kernels::top_k_workspace(LEVELS, vocab, k);
+        let (words, sums) = (device.alloc(words)?, device.alloc(sums)?);
+        let (ids, logp) = (device.alloc(LEVELS * k)?, device.alloc(LEVELS * k)?);
+        let state = device.upload(&initial_state(0, 0, 0))?;
+        let run = move |device: &Device, ids: &Buffer<i32>| {
+            let args = kernels::TopK {
+                logits: d_logits.view(),
+                ids: ids.view_mut(),
+                logp: logp.view_mut(),
+                state: state.view_mut(),
+                workspace: TopKWorkspace { words: words.view_mut(), sums: sums.view_mut() },
+                rows: LEVELS,
+                vocab,
+                k,
+            };
+            kernels::top_k(device, args)
+        };
+        if error.is_none() {
+            run(device, &ids)?;
+            error = Some(wrong(&ids.read()?, &reference::top_k(&logits, vocab, k).0));
+        }
+        Ok(Box::new(move |device: &Device| run(device, &ids)) as Run)
+    });
+    let runs = runs.collect::<Result<_>>()?;
+    Ok(Case { operator: "topk", shape: format!("{LEVELS}x{vocab}"), rows: k, bytes, flops: 0, runs, error })
+}
+
+/// How a row's token is taken.
+#[derive(Clone, Copy)]
+enum Pick {
+    Greedy,
+    Draw(Sampling),
+}
+
+/// `argmax`, `draw` without filters and `draw` with all of them, by rows of logits; the shape is the vocabulary.
+pub fn pick<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
+    let vocab = vocabulary(device, options)?;
+    let all = Sampling::all(1.0, 1);
+    let kinds = [
+        ("argmax", Pick::Greedy),
+        ("draw", Pick::Draw(all)),
+        ("draw top-p", Pick::Draw(Sampling { top_p: 0.95, ..all })),
+        ("draw top-k", Pick::Draw(Sampling { top_k: 50, top_p: 0.95, min_p: 0.01, ..all })),
+    ];
+    let rows = rows(device, options, &[1, 17, 65]);
+    let cases = kinds.into_iter().flat_map(move |kind| rows.clone().into_iter().map(move |rows| (kind, rows)));
+    Ok(Box::new(cases.map(move |((operator, pick), rows)| pick_case(device, operator, pick, vocab, rows))))
+}
+
+fn pick_case(device: &Device, operator: &'static str, pick: Pick, vocab: usize, rows: usize) -> Result<Case> {
+    let bytes = rows * vocab * WORD;
+    let mut random = Random::new(SEED);
+    let depths = vec![1; rows];
+    let runs = (0..sets(device, bytes)).map(|_| {
+        let (logits, _) = logits(device, &mut random, rows, vocab)?;
+        let (parts, tickets) = kernels::argmax_workspace(rows, vocab);
+        let (parts, tickets) = (device.alloc(parts)?, device.zeros(tickets)?);
+        let (ids, best, second) = (device.alloc(rows)?, device.alloc(rows)?, device.alloc(rows)?);
+        let (depths, limits) = (device.upload(&depths)?, device.alloc(2 * rows)?);
+        let state = device.upload(&initial_state(COMMITTED, 0, rows as u32 - 1))?;
+        Ok(Box::new(move |device: &Device| {
+            let picks = kernels::Argmax {
+                logits: logits.view(),
+                pick: ids.view_mut(),
+                best: best.view_mut(),
+                second: second.view_mut(),
+                state: state.view_mut(),
+                workspace: ArgmaxWorkspace { parts: parts.view_mut(), tickets: tickets.view_mut() },
+                rows,
+                vocab,
+            };
+            let Pick::Draw(sampling) = pick else { return kernels::argmax(device, picks) };
+            let mut out = Global::EMPTY;
+            if sampling.filters() {
+                let (logits, limits) = (logits.view(), limits.view_mut());
+                kernels::sample_limits(device, kernels::SampleLimits { logits, limits, sampling, rows, vocab })?;
+                out = limits.as_ref();
+            }
+            kernels::draw(device, kernels::Draw { picks, depths: depths.view(), limits: out, sampling })
+        }) as Run)
+    });
+    let runs = runs.collect::<Result<_>>()?;
+    Ok(Case { operator, shape: vocab.to_string(), rows, bytes, flops: 0, runs, error: None })
+}
+
+/// `accept`, by rows: a walk of eight of them.
+pub fn accept<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
+    size(options, 1)?;
+    Ok(Box::new(rows(device, options, &[17, 65, 257, 1025]).into_iter().map(move |rows| accept_case(device, rows))))
+}
+
+fn accept_case(device: &Device, rows: usize) -> Result<Case> {
+    let bytes = WORD * (5 * rows + STATE_WORDS + RECORD_WORDS);
+    // A chain of seven, and the other nodes below it in turn; each row picks its child in the chain.
+    let nodes: Vec<(i32, usize)> =
+        (1..rows).map(|row| if row <= LEVELS { (row as i32, row - 1) } else { (-2, row % LEVELS) }).collect();
+    let tree = Tree::of(0, &nodes, rows - 1);
+    let pick: Vec<i32> = (1..=rows as i32).collect();
+    let mut error = None;
+    let runs = (0..sets(device, bytes)).map(|_| {
+        let (tokens, parents) = (device.upload(&tree.tokens)?, device.upload(&tree.parents)?);
+        let (pick, best, second) = (device.upload(&pick)?, device.zeros(rows)?, device.zeros(rows)?);
+        let state = device.upload(&initial_state(COMMITTED, 0, tree.nodes as u32))?;
+        let record = device.alloc(RECORD_WORDS)?;
+        let run = move |device: &Device, state: &Buffer<u32>| {
+            let args = kernels::Accept {
+                tokens: tokens.view(),
+                parents: parents.view(),
+                pick: pick.view(),
+                best: best.view(),
+                second: second.view(),
+                state: state.view_mut(),
+                record: record.view_mut(),
+                sequences: 1,
+                rows,
+            };
+            kernels::accept(device, args)
+        };
+        if error.is_none() {
+            run(device, &state)?;
+            error = Some(wrong(&[state.read()?[PATH_LEN] as usize], &[(LEVELS + 1).min(rows)]));
+        }
+        Ok(Box::new(move |device: &Device| run(device, &state)) as Run)
+    });
+    let runs = runs.collect::<Result<_>>()?;
+    Ok(Case { operator: "accept", shape: "a path of 8".into(), rows, bytes, flops: 0, runs, error })
+}
+
+/// `commit` of all layers, by rows of the path; the shape is the number of layers.
+pub fn commit<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
+    let layers = size(options, if device.is_cuda() { LAYERS } else { 2 })?;
+    Ok(Box::new(rows(device, options, &[8, 1, 32]).into_iter().map(move |rows| commit_case(device, layers, rows))))
+}
+
+fn commit_case(device: &Device, layers: usize, rows: usize) -> Result<Case> {
+    // The root stays; every other row is read and written.
+    let bytes = 2 * layers * rows.saturating_sub(1) * WIDTH * size_of::<bf16>();
+    let mut state = initial_state(COMMITTED, 0, 64);
+    (state[PATH_LEN], state[NODES]) = (rows as u32, 2 * rows as u32);
+    (0..rows).for_each(|r| state[PATH + r] = 2 * r as u32);
+    let state = std::rc::Rc::new(device.upload(&state)?);
+    let runs = (0..sets(device, bytes.max(1 << 20))).map(|_| {
+        let (cache, state) = (device.zeros::<bf16>(layers * SLOTS * WIDTH)?, state.clone());
+        Ok(Box::new(move |device: &Device| {
+            let (cache, state) = (cache.view_mut(), state.view());
+            kernels::commit(device, kernels::Commit { cache, state, layers, slots: SLOTS, width: WIDTH })
+        }) as Run)
+    });
+    let runs = runs.collect::<Result<_>>()?;
+    Ok(Case { operator: "commit", shape: format!("{layers} layers"), rows, bytes, flops: 0, runs, error: None })
+}
