@@ -13,6 +13,9 @@ pub mod philox;
 /// shared memory asserts it for its largest configuration, static arrays included.
 pub const SHARED_LIMIT: u32 = 101_376;
 
+/// The same on GPUs with the most (sm_90): for kernels whose launcher asks the device, and has a smaller one as well.
+pub const SHARED_LIMIT_LARGE: u32 = 232_448;
+
 mod unroll;
 
 #[cfg(target_arch = "nvptx64")]

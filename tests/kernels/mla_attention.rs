@@ -3,7 +3,7 @@
 use cuda_std::bf16;
 use gpu::args::attention::{KEY, LATENT};
 use kdtree::device::Device;
-use kdtree::kernels::{MlaAttention, mla_attention, mla_splits, mla_workspace};
+use kdtree::kernels::{MlaAttention, MlaBlock, MlaPlan, mla_attention, mla_attention_as, mla_plan};
 use kdtree::reference::{self, bounds};
 
 use super::support::{Outcome, Random, Suite, check, close, equal};
@@ -35,11 +35,31 @@ pub fn cases(suite: &mut Suite) {
     // Many splits for a short context: most have no key.
     suite.both("mla_attention::empty_splits", |d| random(d, 130, 3, 2, 4096));
     suite.both("mla_attention::empty_splits_no_context", |d| random(d, 0, 1, 1, 4096));
+    // Each kind of block: full and partial rounds, one part and several, rounds that start in the tree.
+    for block in MlaBlock::ALL {
+        for (committed, rows, heads, parts) in
+            [(0, 1, 1, 1), (1, 5, 3, 1), (63, 17, 1, 1), (70, 9, 8, 1), (130, 3, 5, 2), (190, 40, 1, 3), (33, 2, 9, 7)]
+        {
+            let name = format!("mla_attention::{block:?}_context_{committed}_rows_{rows}_heads_{heads}_parts_{parts}");
+            suite.both(name, move |d| planned(d, committed, rows, heads, MlaPlan { block, parts }));
+        }
+        for (committed, rows, heads, parts) in
+            [(1023, 65, 64, 2), (8192, 8, 8, 128), (500, 1025, 2, 4), (3000, 33, 64, 1)]
+        {
+            let name = format!("mla_attention::{block:?}_context_{committed}_rows_{rows}_heads_{heads}_parts_{parts}");
+            suite.cuda(name, move |d| planned(d, committed, rows, heads, MlaPlan { block, parts }));
+        }
+    }
     suite.both("mla_attention::every_tree", every_tree);
     suite.both("mla_attention::picks_one_key", |d| picks(d, 140, 3, 1024));
     suite.both("mla_attention::picks_one_key_in_words", |d| picks(d, 50, 1, 256));
     suite.both("mla_attention::chain_is_plain_decoding", chain_is_plain);
+    suite.both("mla_attention::long_chain_is_plain_decoding", long_chain_is_plain);
     suite.both("mla_attention::block_size_changes_no_bit", block_size);
+    for block in MlaBlock::ALL {
+        suite.both(format!("mla_attention::{block:?}_moving_scores"), move |d| moving_scores(d, block));
+    }
+    suite.both("mla_attention::many_words", |d| random(d, 5, 400, 1, 405));
     suite.both("mla_attention::padding_changes_no_bit", padding);
     suite.both("mla_attention::equal_scores", equal_scores);
     suite.both("mla_attention::huge_scores", huge_scores);
@@ -61,6 +81,8 @@ pub struct Case {
     pub heads: usize,
     pub slots: usize,
     pub scale: f32,
+    /// The launcher's own where there is none.
+    pub plan: Option<MlaPlan>,
 }
 
 impl Case {
@@ -75,6 +97,7 @@ impl Case {
             heads,
             slots,
             scale: SCALE,
+            plan: None,
         }
     }
 
@@ -89,7 +112,8 @@ impl Case {
         cache.resize(self.slots * KEY, bf16::NAN);
         let (q, cache) = (device.upload(&self.q)?, device.upload(&cache)?);
         let (bits, state) = (device.upload(&self.ancestors)?, device.upload(&state_words(self.committed, &[]))?);
-        let workspace = device.alloc(mla_workspace(self.slots, self.rows, self.heads))?;
+        let plan = self.plan.unwrap_or_else(|| mla_plan(device, self.slots, self.rows, self.heads));
+        let workspace = device.alloc(plan.workspace(self.rows, self.heads))?;
         let values = self.rows * self.heads * LATENT;
         let (out, rounded) = (device.alloc(values)?, device.alloc(values)?);
         workspace.fill(0xFF)?;
@@ -106,7 +130,7 @@ impl Case {
             out_f32: out.view_mut(),
             out_bf16: rounded.view_mut(),
         };
-        mla_attention(device, p)?;
+        mla_attention_as(device, p, plan)?;
         let (out, rounded) = (out.read()?, rounded.read()?);
         for (i, (&value, &rounded)) in out.iter().zip(&rounded).enumerate() {
             let same = bf16::from_f32(value) == rounded || (value.is_nan() && rounded.is_nan());
@@ -125,6 +149,18 @@ fn random(device: &Device, committed: usize, rows: usize, heads: usize, slots: u
     let mut random = Random::new(committed as u64 * 1000 + rows as u64);
     let tree = mixed(&mut random, rows);
     let case = Case::random(&mut random, committed, &tree, heads, slots);
+    close("f32", &case.run(device)?, &case.expected(), bounds::ATTENTION)
+}
+
+fn planned(device: &Device, committed: usize, rows: usize, heads: usize, plan: MlaPlan) -> Outcome {
+    let mut random = Random::new(committed as u64 * 1000 + rows as u64);
+    let tree = mixed(&mut random, rows);
+    let case = Case::random(&mut random, committed, &tree, heads, committed + rows + 40);
+    let case = Case { plan: Some(plan), ..case };
+    if !plan.block.runs_on(device) {
+        let error = case.run(device).err().map(|e| format!("{e:?}")).unwrap_or_default();
+        return check(error.contains("needs"), || format!("expected a refusal, found `{error}`"));
+    }
     close("f32", &case.run(device)?, &case.expected(), bounds::ATTENTION)
 }
 
@@ -189,7 +225,7 @@ fn picks(device: &Device, committed: usize, heads: usize, slots: usize) -> Outco
 fn chain_is_plain(device: &Device) -> Outcome {
     let (committed, rows, heads, slots) = (250, 6, 2, 1024);
     let case = Case::random(&mut Random::new(6), committed, &Tree::chain(rows), heads, slots);
-    check(mla_splits(slots, rows, heads) > 1, || "one split".into())?;
+    check(mla_plan(device, slots, rows, heads).parts > 1, || "one part".into())?;
     let got = case.run(device)?;
     for row in 0..rows {
         let plain = Case {
@@ -205,18 +241,72 @@ fn chain_is_plain(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// As [`chain_is_plain`] with ancestors of several words, and blocks of another size for the plain steps.
+fn long_chain_is_plain(device: &Device) -> Outcome {
+    let (committed, rows) = (21, 70);
+    let plan = |block| Some(MlaPlan { block, parts: 1 });
+    let case = Case::random(&mut Random::new(14), committed, &Tree::chain(rows), 1, 128);
+    let case = Case { plan: plan(MlaBlock::Rows64), ..case };
+    let got = case.run(device)?;
+    for row in [0, 1, 31, 32, 33, 42, 43, 63, 64, 69] {
+        let plain = Case {
+            q: case.q[row * KEY..(row + 1) * KEY].to_vec(),
+            cache: case.cache[..(committed + row + 1) * KEY].to_vec(),
+            ancestors: vec![1],
+            committed: committed + row,
+            rows: 1,
+            plan: plan(MlaBlock::Rows16),
+            ..case
+        };
+        equal(&format!("row {row}"), &got[row * LATENT..(row + 1) * LATENT], &plain.run(device)?)?;
+    }
+    Ok(())
+}
+
+/// Scores that rise from key to key, fall, or leap once: the base follows late, early and in the last round.
+fn moving_scores(device: &Device, block: MlaBlock) -> Outcome {
+    let mut case = Case::random(&mut Random::new(15), 300, &Tree::chain(4), 2, 320);
+    case.plan = Some(MlaPlan { block, parts: 1 });
+    case.scale = 1.0;
+    let total = case.cache.len() / KEY;
+    let shapes: [fn(usize, usize) -> f32; 5] = [
+        |j, _| j as f32 * 0.25,
+        |j, _| j as f32 * 2.0,
+        |j, total| (total - j) as f32 * 2.0,
+        |j, _| if j == 299 { 500.0 } else { 0.0 },
+        |j, _| if j % 64 == 63 { j as f32 } else { -300.0 },
+    ];
+    if !block.runs_on(device) {
+        return Ok(());
+    }
+    for (i, shape) in shapes.iter().enumerate() {
+        case.q = vec![bf16::ZERO; 8 * KEY];
+        case.q.chunks_mut(KEY).for_each(|q| q[KEY - 1] = bf16::ONE);
+        for (j, key) in case.cache.chunks_mut(KEY).enumerate() {
+            key[KEY - 1] = bf16::from_f32(shape(j, total));
+        }
+        close(&format!("shape {i}"), &case.run(device)?, &case.expected(), bounds::ATTENTION)?;
+    }
+    Ok(())
+}
+
 /// The first rows of a large launch have the bits of a small launch.
 fn block_size(device: &Device) -> Outcome {
     let (committed, heads) = (100, 4);
+    let plan = |block| Some(MlaPlan { block, parts: 2 });
     let large = Case::random(&mut Random::new(7), committed, &Tree::chain(17), heads, 160);
+    let large = Case { plan: plan(MlaBlock::Rows64), ..large };
     let small = Case {
         q: large.q[..3 * heads * KEY].to_vec(),
         cache: large.cache[..(committed + 3) * KEY].to_vec(),
         ancestors: Tree::chain(3).ancestors(),
         rows: 3,
+        plan: plan(MlaBlock::Rows16),
         ..large
     };
-    equal("rows 0..3", &small.run(device)?, &large.run(device)?[..3 * heads * LATENT])
+    let want = &large.run(device)?[..3 * heads * LATENT];
+    equal("rows 0..3 by 16", &small.run(device)?, want)?;
+    equal("rows 0..3 by 32", &Case { plan: plan(MlaBlock::Rows32), ..small }.run(device)?, want)
 }
 
 /// A tree of 4 rows padded to 8: rows behind see themselves only, and change nothing.
@@ -294,7 +384,7 @@ fn repeats(device: &Device, times: usize) -> Outcome {
 fn refuses(device: &Device) -> Outcome {
     let (q, cache, bits) = (device.zeros(2 * KEY)?, device.zeros(1024 * KEY)?, device.zeros(2)?);
     let (state, out, workspace) =
-        (device.upload(&state_words(0, &[]))?, device.zeros(2 * LATENT)?, device.zeros(1 << 14)?);
+        (device.upload(&state_words(0, &[]))?, device.zeros(2 * LATENT)?, device.zeros(1 << 16)?);
     let p = || MlaAttention {
         q: q.view(),
         cache: cache.view(),
@@ -313,7 +403,7 @@ fn refuses(device: &Device) -> Outcome {
     let bad = [
         (MlaAttention { workspace: cuda_std::GlobalMut::EMPTY, ..p() }, "the workspace holds 0"),
         (MlaAttention { rows: 3, ..p() }, "q holds"),
-        (MlaAttention { rows: 97, ..p() }, "at most 96"),
+        (MlaAttention { rows: 1026, ..p() }, "at most 1025"),
         (MlaAttention { q: odd, ..p() }, "multiple of 16"),
         (MlaAttention { cache: short, ..p() }, "the cache holds"),
         (MlaAttention { state: cuda_std::Global::EMPTY, ..p() }, "the state holds"),

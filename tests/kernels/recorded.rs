@@ -95,6 +95,7 @@ fn mla(device: &Device, case: usize) -> Outcome {
         rows,
         slots: slots + 300,
         scale: floats("scale")?[0],
+        plan: None,
     };
     let want: Vec<f64> = floats("z")?.into_iter().map(f64::from).collect();
     close("z", &case.run(device)?, &want, ATTENTION_TOLERANCE)

@@ -39,7 +39,7 @@ pub fn run(root: &Path) -> Result<()> {
 
 /// A GPU runs the PTX of its own architecture and of lower ones, and may have to: `--ptx` forces it.
 fn pairs(files: &[PtxFile]) -> Vec<(Pair, &PtxFile)> {
-    let gpus = |file: &PtxFile| Arch::ALL.into_iter().filter(move |&gpu| gpu >= file.arch).collect::<Vec<_>>();
+    let gpus = |file: &PtxFile| Arch::ALL.into_iter().filter(move |&gpu| file.arch.runs_on(gpu)).collect::<Vec<_>>();
     let of = |file| gpus(file).into_iter().map(move |gpu| (Pair { ptx: file.arch, gpu }, file));
     files.iter().flat_map(of).collect()
 }
@@ -49,7 +49,7 @@ fn assemble(assembler: &Assembler, files: &[PtxFile]) -> Result<Table> {
     thread::scope(|scope| {
         let start = |(pair, file): (Pair, _)| {
             let file: &PtxFile = file;
-            scope.spawn(move || (pair, assembler.assemble(&file.path, &file.text, pair.gpu.name())))
+            scope.spawn(move || (pair, assembler.assemble(&file.path, &file.text, pair.gpu.target())))
         };
         let running: Vec<_> = pairs(files).into_iter().map(start).collect();
         for thread in running {

@@ -6,12 +6,12 @@ use std::fmt;
 /// Names the architectures to build, separated by commas; unset or empty means all.
 pub const ARCHS_VARIABLE: &str = "KDTREE_PTX_ARCHS";
 
-/// A PTX target. A GPU runs the PTX of its own and of every lower architecture.
+/// A PTX target. A GPU runs the PTX of its own and of every lower architecture, but sm_90's on itself alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Arch {
     /// Ampere and later: `mma.sync` in bf16, `ldmatrix`, `cp.async`.
     Sm80,
-    /// Hopper and later: bulk copies with mbarrier.
+    /// Hopper: bulk copies with mbarrier, `wgmma`. Compiled for `sm_90a`, which no other GPU runs.
     Sm90,
     /// Blackwell, workstation and consumer.
     Sm120,
@@ -21,13 +21,26 @@ impl Arch {
     /// Every architecture, lowest first.
     pub const ALL: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm120];
 
-    /// The name that rustc, ptxas and `.target` use.
+    /// The name on the command line and in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Arch::Sm80 => "sm_80",
             Arch::Sm90 => "sm_90",
             Arch::Sm120 => "sm_120",
         }
+    }
+
+    /// The name that rustc, ptxas and `.target` use.
+    pub const fn target(self) -> &'static str {
+        match self {
+            Arch::Sm90 => "sm_90a",
+            other => other.name(),
+        }
+    }
+
+    /// Whether a GPU of architecture `gpu` runs this one's PTX.
+    pub fn runs_on(self, gpu: Arch) -> bool {
+        self == gpu || (self < gpu && self != Arch::Sm90)
     }
 
     /// The PTX version as `.version` spells it. The lowest that has what kernels for this architecture use: a driver

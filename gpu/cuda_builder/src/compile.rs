@@ -45,7 +45,7 @@ pub fn compile(crate_dir: &Path, arch: Arch, toolchain: &Toolchain, show: bool) 
     let out = target_dir.join(TARGET).join(PROFILE);
     let ptx = out.join("deps").join(format!("{}.s", name.replace('-', "_")));
 
-    let flags = format!("-Ctarget-cpu={arch} -Ctarget-feature=+{} {NO_COPIES}", arch.ptx_feature());
+    let flags = format!("-Ctarget-cpu={} -Ctarget-feature=+{} {NO_COPIES}", arch.target(), arch.ptx_feature());
     let root = workspace.join("Cargo.toml");
     let root_text = fs::read_to_string(&root).map_err(|e| BuildError::io("read", &root, e))?;
     let stamp = Stamp {

@@ -62,7 +62,7 @@ pub fn read(text: &str) -> Listing {
 /// Checks that `text` is for `arch` and that no kernel in it reaches a panic. Returns the kernels.
 pub fn check(text: &str, arch: Arch, path: &Path) -> Result<Vec<String>, BuildError> {
     let listing = read(text);
-    let fields = [(".target", arch.name(), &listing.target), (".version", arch.ptx_version(), &listing.version)];
+    let fields = [(".target", arch.target(), &listing.target), (".version", arch.ptx_version(), &listing.version)];
     for (field, expected, found) in fields {
         if found != expected {
             let (expected, found) = (expected.to_string(), found.clone());

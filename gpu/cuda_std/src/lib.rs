@@ -16,6 +16,7 @@ pub mod math;
 pub mod mma;
 pub mod thread;
 pub mod warp;
+pub mod wgmma;
 
 mod element;
 mod global;
@@ -28,6 +29,8 @@ mod kernel;
 #[cfg(target_arch = "nvptx64")]
 #[doc(hidden)]
 pub mod ptx;
+#[cfg(target_arch = "nvptx64")]
+mod ptx_wgmma;
 
 #[cfg(not(target_arch = "nvptx64"))]
 use cpu::ops as arch;

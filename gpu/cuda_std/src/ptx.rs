@@ -11,7 +11,7 @@ use core::arch::nvptx as nv;
 
 use crate::Element;
 
-global_asm!(".extern .shared .align 128 .b8 dyn_smem[];");
+global_asm!(".extern .shared .align 1024 .b8 dyn_smem[];");
 
 /// Every lane of a warp.
 const ALL: u32 = 0xFFFF_FFFF;
@@ -71,6 +71,14 @@ pub fn sync_threads() {
 pub fn sync_warp() {
     // SAFETY: a warp barrier of all lanes.
     unsafe { bar_warp_sync(ALL) }
+}
+
+#[inline(always)]
+pub fn opaque(value: u32) -> u32 {
+    let r: u32;
+    // SAFETY: registers only. Not `pure`: what is derived from it must not move.
+    unsafe { asm!("mov.b32 {}, {};", out(reg32) r, in(reg32) value, options(nomem, nostack, preserves_flags)) };
+    r
 }
 
 #[inline(always)]

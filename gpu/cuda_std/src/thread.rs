@@ -39,6 +39,13 @@ pub fn fence_device() {
     arch::fence_device();
 }
 
+/// `value`, but the compiler does not know that: what a loop derives from it is derived anew in each round, where it
+/// would otherwise be kept in registers from the start.
+#[inline(always)]
+pub fn opaque(value: u32) -> u32 {
+    arch::opaque(value)
+}
+
 /// Stops the launch with an error (`trap`). On the CPU device the fault carries `what`.
 #[inline(always)]
 pub fn trap(what: &'static str) -> ! {

@@ -120,13 +120,13 @@ pub struct MlaAttentionArgs {
     pub ancestors: Global<u32>,
     /// [`super::state`].
     pub state: Global<u32>,
-    /// `[rows, heads, LATENT]`, or empty. Written when the context is not split.
+    /// `[rows, heads, LATENT]`, or empty. Written when the context is one part.
     pub out_f32: GlobalMut<f32>,
-    /// `[rows, heads, LATENT]`, or empty. Written when the context is not split.
+    /// `[rows, heads, LATENT]`, or empty. Written when the context is one part.
     pub out_bf16: GlobalMut<bf16>,
-    /// `[splits, rows * heads, LATENT]`, weighted sums not yet divided; empty when the context is not split.
+    /// `[parts, rows * heads, LATENT]`, weighted sums not yet divided; empty when the context is not split.
     pub partial: GlobalMut<f32>,
-    /// `[splits, rows * heads, 2]`: largest score in base 2, sum of weights; empty when the context is not split.
+    /// `[parts, rows * heads, 2]`: base of the weights in base 2, their sum; empty when the context is not split.
     pub partial_max_sum: GlobalMut<f32>,
     /// Softmax scale times log2 e.
     pub scale_log2: f32,
@@ -148,7 +148,13 @@ pub struct MlaMergeArgs {
     pub out_f32: GlobalMut<f32>,
     /// `[rows * heads, LATENT]`, or empty.
     pub out_bf16: GlobalMut<bf16>,
-    pub splits: u32,
+    /// [`super::state`].
+    pub state: Global<u32>,
+    pub rows: u32,
+    /// Parts of the launch before.
+    pub parts: u32,
+    /// Packed queries.
+    pub queries: u32,
 }
 
 /// See [`crate::kernels::head_norm_rope`].

@@ -3,402 +3,539 @@
 //! ```text
 //! s[r, h, j] = scale * sum_d q[r, h, d] cache[j, d]            d in 0..KEY
 //! j visible to r:  j < S, or j = S + i with bit i of ancestors[r]
-//! out[r, h]  = sum_j w_j cache[j, ..LATENT] / sum_j w_j        w_j = 2^(scale log2 e * (s_j - max))
+//! out[r, h]  = sum_j w_j cache[j, ..LATENT] / sum_j w_j        w_j = 2^(scale log2 e * s_j - base)
 //! ```
 //!
 //! The cache row is key and (its first part) value for all heads, so queries are packed: query r * heads + h is one row
-//! of a 16-row tile. Grid: x = blocks of 16 or 64 packed queries, y = splits of the context. A block takes 128 keys at
-//! a time; each of its 8 warps
+//! of the block's 16, 32 or 64. Grid: x = blocks of packed queries, y = parts of the context. Keys come through shared
+//! memory, one round (64; 32 or 16 where shared memory is small) ahead, each once a block (see [`super::mla_tile`]). In
+//! a round a block's 8 warps
 //!
-//! 1. scores its own 16 of them against all the block's queries (queries in shared memory, keys from global memory);
-//! 2. finds the rows' new maxima together with the others, turns its scores into weights and leaves these, rounded to
-//!    bf16, in shared memory; sums are of the unrounded weights;
-//! 3. multiplies all 128 weights with its own 64 columns of the latent, whose sums it keeps in registers.
+//! 1. score: 4 warps share the tiles of queries and keys, 4 others do the same for the other half of each key's
+//!    columns; the two then swap halves of their sums, so that each has whole scores of half of its rows;
+//! 2. turn scores into weights, rounded to bf16 in shared memory; sums are of the unrounded weights;
+//! 3. multiply all weights with their own 64 columns of the latent, whose sums they keep in registers.
 //!
-//! A key is read twice, as key from memory and as value soon after from the first-level cache, and each time by one
-//! warp only: shared memory would save nothing, and holds the queries instead. See [`super::fragments`] for the loads.
-//! Keys past the last are not read: their lanes read the last one, with weight 0.
+//! The base of a row need not be its largest score, only near: bf16 and f32 have exponents to spare. It is the largest
+//! of the first round, and grows only when a later score is [`HEADROOM`] above it, which a warp finds by itself and all
+//! learn from a flag. So nothing is exchanged or rescaled in other rounds.
 //!
-//! Split y owns a whole number of tiles that follows from S and the grid's splits, not from the number of rows, and
-//! with more than one split leaves sums undivided for [`super::mla_merge`], with maximum and sum of weights. A split
-//! without keys leaves (-inf, 0) and no columns. A row's bits depend on S, its keys and the number of splits alone.
+//! Part y owns keys that follow from S, rows and the grid's parts ([`part`]); with more than one part sums are left
+//! undivided for [`super::mla_merge`], with base and sum of weights. A row's bits depend on the keys it sees, their
+//! slots and the bounds of the parts: not on other rows, on the rows of a block, or on whether a tree is a chain.
 
-use cuda_std::{GlobalMut, Shared, bf16, dynamic_shared, kernel, math, thread, warp};
+use cuda_std::async_copy::{cp_async_commit, cp_async_wait};
+use cuda_std::{Global, kernel, math, thread, warp, wgmma};
 
-use super::fragments::{CHUNK, LANE_COLUMNS, PIECE, SPAN, Sums, TILE, add_scores, add_values, lane_columns};
-use super::fragments::{scale_rows, softmax_base, store};
+use super::fragments::{Sums, scale_rows, softmax_base};
+use super::mla_tile::{self, Fetch, PANEL, Place, SUM_KEYS, Scores, Shape, Tiles, piece_at};
 use crate::args::attention::{KEY, LATENT, MlaAttentionArgs};
 use crate::args::state;
 use crate::unroll::unroll;
 
 /// Threads a block.
 pub const THREADS: u32 = 256;
-/// Packed queries of a small block.
-pub const SMALL_ROWS: usize = 16;
-/// Packed queries of a large block.
-pub const LARGE_ROWS: usize = 64;
-/// Keys that a block takes at a time.
-pub const KEY_TILE: usize = 128;
-/// Most rows of a launch.
-pub const MAX_ROWS: usize = 32 * MAX_WORDS;
+/// Most rows of a launch: a tree of 1,024 nodes and its root.
+pub const MAX_ROWS: usize = 1025;
+/// Most parts of a context.
+pub const MAX_PARTS: usize = 256;
 
-const WARPS: usize = (THREADS / warp::WARP) as usize;
-/// Keys that a warp scores, and their `mma` tiles.
-const WARP_KEYS: usize = KEY_TILE / WARPS;
-const KEY_TILES: usize = WARP_KEYS / 8;
-/// Keys of an `mma` step of values, and those of one lane.
-const STEP: usize = 16;
-const LANE_KEYS: usize = STEP / 4;
-/// Words of ancestors of a row, and of their copy in shared memory: a word of zeros behind.
-const MAX_WORDS: usize = 3;
-const ANCESTOR_STRIDE: usize = MAX_WORDS + 1;
-/// Values from a query to the next in shared memory: two rows fall into different halves of the banks.
-const QUERY_STRIDE: usize = KEY + CHUNK;
-/// Values from a row of weights to the next: four rows fall into different quarters of the banks.
-const WEIGHT_STRIDE: usize = KEY_TILE + STEP;
+/// Blocks of 64, 32 and 16 packed queries for GPUs with 227 KiB of shared memory; rounds of 64 keys.
+pub const WIDE_64: Shape = Shape { tiles: 4, own: 1, keys8: 8 };
+pub const ROWS_64: Shape = Shape { tiles: 4, own: 2, keys8: 4 };
+pub const ROWS_32: Shape = Shape { tiles: 2, own: 1, keys8: 4 };
+pub const ROWS_16: Shape = Shape { tiles: 1, own: 1, keys8: 2 };
+/// Blocks for GPUs with 99 KiB: 32 packed queries and 16 keys, 16 and 32.
+pub const COMPACT_32: Shape = Shape { tiles: 2, own: 1, keys8: 1 };
+pub const COMPACT_16: Shape = Shape { tiles: 1, own: 1, keys8: 1 };
 
-const _: () = assert!(WARPS * SPAN == LATENT, "a warp owns one span of columns");
+const _: () = assert!(WIDE_64.shared_bytes() <= crate::SHARED_LIMIT_LARGE);
+const _: () = assert!(ROWS_64.shared_bytes() <= crate::SHARED_LIMIT_LARGE);
+const _: () = assert!(ROWS_32.shared_bytes() <= crate::SHARED_LIMIT_LARGE);
+const _: () = assert!(ROWS_16.shared_bytes() <= crate::SHARED_LIMIT_LARGE);
+const _: () = assert!(COMPACT_32.shared_bytes() <= crate::SHARED_LIMIT);
+const _: () = assert!(COMPACT_16.shared_bytes() <= crate::SHARED_LIMIT);
 
-/// Scores, then weights, of a warp's keys: a lane's part of the `mma` tiles.
-type Scores<const TILES: usize> = [[[f32; 4]; KEY_TILES]; TILES];
+/// Keys of an `mma` step of values; parts begin at multiples.
+pub const STEP: u32 = 16;
+/// Keys that a part is worth: below, writing and merging its sums costs more than the keys.
+pub const PART_KEYS: u32 = 64;
+/// Binary orders of magnitude that weights may rise above 1 before the base follows.
+const HEADROOM: f32 = 24.0;
 
-/// Byte offsets of the parts of a block's shared memory, and its size, for `rows` packed queries.
-struct Layout {
-    weights: u32,
-    ancestors: u32,
-    stats: u32,
-    max: u32,
-    bytes: u32,
-}
-
-const fn layout(rows: usize) -> Layout {
-    let rows = rows as u32;
-    let weights = rows * (QUERY_STRIDE * size_of::<bf16>()) as u32;
-    let ancestors = weights + rows * (WEIGHT_STRIDE * size_of::<bf16>()) as u32;
-    let stats = ancestors + rows * (ANCESTOR_STRIDE * size_of::<u32>()) as u32;
-    let max = stats + rows * (WARPS * size_of::<f32>()) as u32;
-    Layout { weights, ancestors, stats, max, bytes: max + rows * size_of::<f32>() as u32 }
-}
-
-/// Bytes of dynamic shared memory of a block of `rows` packed queries.
-pub const fn shared_bytes(rows: usize) -> u32 {
-    layout(rows).bytes
-}
-
-const _: () = assert!(shared_bytes(LARGE_ROWS) <= crate::SHARED_LIMIT);
-
-/// A block's shared memory.
+/// Keys of this block.
 #[derive(Clone, Copy)]
-struct Tiles {
-    /// `[rows, QUERY_STRIDE]`.
-    queries: Shared<bf16>,
-    /// `[rows, WEIGHT_STRIDE]`.
-    weights: Shared<bf16>,
-    /// `[rows, ANCESTOR_STRIDE]`: the ancestor bits of each packed query.
-    ancestors: Shared<u32>,
-    /// `[WARPS, rows]`: what each warp found.
-    stats: Shared<f32>,
-    /// `[rows]`: largest score so far.
-    max: Shared<f32>,
-}
-
-/// Where a lane is in the fragments (see [`cuda_std::mma`]), and its warp in the block.
-#[derive(Clone, Copy)]
-struct Place {
-    warp: usize,
-    group: usize,
-    quad: usize,
-}
-
-/// Keys.
-#[derive(Clone, Copy)]
-struct Context {
+struct Keys {
     /// S: keys before it are visible to all.
     committed: u32,
-    /// First of this block.
-    first: u32,
-    /// One past the last of this block.
+    /// One past the last key.
     last: u32,
 }
 
+/// The products are `wgmma` of sm_90a.
 #[kernel]
-pub fn mla_attention_16(a: MlaAttentionArgs) {
-    attention::<{ SMALL_ROWS / TILE }>(a);
+pub fn mla_attention_wide_64(a: MlaAttentionArgs) {
+    attention::<4, 1, 8, true>(a);
 }
 
 #[kernel]
 pub fn mla_attention_64(a: MlaAttentionArgs) {
-    attention::<{ LARGE_ROWS / TILE }>(a);
+    attention::<4, 2, 4, false>(a);
+}
+
+#[kernel]
+pub fn mla_attention_32(a: MlaAttentionArgs) {
+    attention::<2, 1, 4, false>(a);
+}
+
+#[kernel]
+pub fn mla_attention_16(a: MlaAttentionArgs) {
+    attention::<1, 1, 2, false>(a);
+}
+
+#[kernel]
+pub fn mla_attention_compact_32(a: MlaAttentionArgs) {
+    attention::<2, 1, 1, false>(a);
+}
+
+#[kernel]
+pub fn mla_attention_compact_16(a: MlaAttentionArgs) {
+    attention::<1, 1, 1, false>(a);
+}
+
+/// Parts of `keys` keys that hold any, of the `parts` of a launch.
+#[inline(always)]
+pub fn parts_used(keys: u32, parts: u32) -> u32 {
+    keys.div_ceil(PART_KEYS).min(parts)
+}
+
+/// First key of part `part` of `parts` (from 1): whole steps, spread evenly. One past the last for `part == parts`.
+/// Keys are counted in [`PART_KEYS`], so that a few rows more seldom move a bound, and with it roundings.
+#[inline(always)]
+pub fn part_start(keys: u32, part: u32, parts: u32) -> u32 {
+    let steps = u64::from(keys.div_ceil(PART_KEYS) * (PART_KEYS / STEP));
+    (math::div_usize((steps * u64::from(part)) as usize, parts as usize) as u32 * STEP).min(keys)
 }
 
 #[inline(always)]
-fn attention<const TILES: usize>(a: MlaAttentionArgs) {
-    let rows = TILES * TILE;
-    let shared = tiles(rows);
-    let lane = warp::lane_id() as usize;
-    let at = Place { warp: warp::warp_id() as usize, group: lane / 4, quad: lane % 4 };
+fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: bool>(a: MlaAttentionArgs) {
+    let shape = Shape { tiles: TILES, own: OWN, keys8: KEYS8 };
     let queries = a.rows as usize * a.heads as usize;
-    let query0 = thread::block_idx_x() as usize * rows;
-    let (split, splits) = (thread::block_idx_y() as usize, thread::grid_dim_y() as usize);
-    let context = context(&a);
-
-    if context.first >= context.last {
-        let query = query0 + thread::thread_idx_x() as usize;
-        if query < queries && query < query0 + rows {
-            a.partial_max_sum.set((split * queries + query) * 2, f32::NEG_INFINITY);
-            a.partial_max_sum.set((split * queries + query) * 2 + 1, 0.0);
-        }
-        return;
-    }
-    load(&a, shared, query0, queries, rows);
-    thread::sync_threads();
-
-    let mut sum = [[0f32; 2]; TILES];
-    let mut acc: [Sums; TILES] = [[[0.0; 4]; PIECE]; TILES];
-    let mut key0 = context.first;
-    while key0 < context.last {
-        let mut s = scores::<TILES>(&a, shared, at, context, key0);
-        warp_max(&s, shared.stats, at);
-        thread::sync_threads();
-        let max = weights(&mut s, shared, at, &mut sum, &mut acc);
-        thread::sync_threads();
-        if at.warp == 0 && at.quad == 0 {
-            unroll!(tile in 0 1 2 3 below TILES; {
-                shared.max.set(tile * TILE + at.group, max[tile][0]);
-                shared.max.set(tile * TILE + 8 + at.group, max[tile][1]);
-            });
-        }
-        values::<TILES>(&a, shared.weights, at, context, key0, &mut acc);
-        key0 += KEY_TILE as u32;
-    }
-
-    unroll!(tile in 0 1 2 3 below TILES; {
-        unroll!(half in 0 1; {
-            let pair = sum[tile][half] + warp::shfl_xor(sum[tile][half], 1);
-            let quad = pair + warp::shfl_xor(pair, 2);
-            if at.quad == 0 {
-                shared.stats.set(at.warp * rows + tile * TILE + half * 8 + at.group, quad);
-            }
-        });
-    });
-    thread::sync_threads();
-    let column = at.warp * SPAN + LANE_COLUMNS * at.quad;
-    unroll!(tile in 0 1 2 3 below TILES; {
-        unroll!(half in 0 1; {
-            let row = tile * TILE + half * 8 + at.group;
-            let query = query0 + row;
-            if query < queries {
-                let mut total = 0.0;
-                for w in 0..WARPS {
-                    total += shared.stats.get(w * rows + row);
-                }
-                if splits == 1 {
-                    let out = lane_columns(&acc[tile], half, 1.0 / total);
-                    store(a.out_f32, a.out_bf16, query * LATENT + column, out);
-                } else {
-                    let to = split * queries + query;
-                    store(a.partial, GlobalMut::EMPTY, to * LATENT + column, lane_columns(&acc[tile], half, 1.0));
-                    if at.warp == 0 && at.quad == 0 {
-                        a.partial_max_sum.set(to * 2, shared.max.get(row));
-                        a.partial_max_sum.set(to * 2 + 1, total);
-                    }
-                }
-            }
-        });
-    });
-}
-
-#[inline(always)]
-fn tiles(rows: usize) -> Tiles {
-    let layout = layout(rows);
-    Tiles {
-        queries: dynamic_shared(0, (rows * QUERY_STRIDE) as u32),
-        weights: dynamic_shared(layout.weights, (rows * WEIGHT_STRIDE) as u32),
-        ancestors: dynamic_shared(layout.ancestors, (rows * ANCESTOR_STRIDE) as u32),
-        stats: dynamic_shared(layout.stats, (rows * WARPS) as u32),
-        max: dynamic_shared(layout.max, rows as u32),
-    }
-}
-
-/// The keys of this block's split. `MAX_ROWS` in place of the rows: the same division for any number of them.
-#[inline(always)]
-fn context(a: &MlaAttentionArgs) -> Context {
+    let query0 = thread::block_idx_x() as usize * shape.rows();
     let committed = a.state.get(state::COMMITTED);
     let end = committed + a.rows;
-    let tiles = (committed + MAX_ROWS as u32).div_ceil(KEY_TILE as u32);
-    let span = KEY_TILE as u32 * math::div(tiles + thread::grid_dim_y() - 1, thread::grid_dim_y());
-    let first = (thread::block_idx_y() * span).min(end);
-    Context { committed, first, last: (first + span).min(end) }
-}
+    let (part, parts) = (thread::block_idx_y(), parts_used(end, thread::grid_dim_y()));
+    if part >= parts {
+        return;
+    }
+    let (first, last) = (part_start(end, part, parts), part_start(end, part + 1, parts));
+    let keys = Keys { committed, last };
+    let round = shape.keys() as u32;
+    let tiles = Tiles::new(shape);
 
-/// The block's queries and their ancestors into shared memory, zeros past the last; no maximum yet.
-#[inline(always)]
-fn load(a: &MlaAttentionArgs, shared: Tiles, query0: usize, queries: usize, rows: usize) {
-    let pieces = KEY / PIECE;
-    let mut i = thread::thread_idx_x() as usize;
-    while i < rows * pieces {
-        let (row, d) = (i / pieces, i % pieces * PIECE);
-        let query = query0 + row;
-        let words = if query < queries { a.q.ld16(query * KEY + d) } else { [0; 4] };
-        shared.queries.st16(row * QUERY_STRIDE + d, words);
-        i += THREADS as usize;
-    }
-    let mut i = thread::thread_idx_x() as usize;
-    while i < rows * ANCESTOR_STRIDE {
-        let (query, word) = (query0 + i / ANCESTOR_STRIDE, i % ANCESTOR_STRIDE);
-        let mut bits = 0;
-        if query < queries && word < a.words as usize {
-            let row = math::div(query as u32, a.heads) as usize;
-            bits = a.ancestors.get(row * a.words as usize + word);
-        }
-        shared.ancestors.set(i, bits);
-        i += THREADS as usize;
-    }
-    let row = thread::thread_idx_x() as usize;
-    if row < rows {
-        shared.max.set(row, f32::NEG_INFINITY);
-    }
-}
-
-/// Bit i: whether the block's packed query `row` sees key `own + i`, for the keys of a warp.
-#[inline(always)]
-fn visible(ancestors: Shared<u32>, context: Context, row: usize, own: u32) -> u32 {
-    let ones = |n: u32| if n < 32 { (1 << n) - 1 } else { u32::MAX };
-    if own >= context.last {
-        return 0;
-    }
-    let before = context.committed.saturating_sub(own);
-    let node = own.saturating_sub(context.committed);
-    let word = row * ANCESTOR_STRIDE + node as usize / 32;
-    let nodes = u64::from(ancestors.get(word)) | u64::from(ancestors.get(word + 1)) << 32;
-    let tree = (nodes >> (node % 32)) as u32;
-    let tree = if before < 32 { tree << before } else { 0 };
-    (ones(before) | tree) & ones(context.last - own)
-}
-
-/// Scaled scores, in base 2, of this warp's keys of the tile at `key0`; -inf where a query does not see a key.
-#[inline(always)]
-fn scores<const TILES: usize>(
-    a: &MlaAttentionArgs,
-    shared: Tiles,
-    at: Place,
-    context: Context,
-    key0: u32,
-) -> Scores<TILES> {
-    let mut s = [[[0f32; 4]; KEY_TILES]; TILES];
-    let own = key0 + (at.warp * WARP_KEYS) as u32;
-    if own < context.last {
-        let row = |n: u32| (own + n * 8 + at.group as u32).min(context.last - 1) as usize * KEY;
-        let (first, second) = (row(0), row(1));
-        let mut d = at.quad * PIECE;
-        while d < KEY {
-            let keys = [a.cache.ld16(first + d), a.cache.ld16(second + d)];
-            unroll!(tile in 0 1 2 3 below TILES; {
-                let q = (tile * TILE + at.group) * QUERY_STRIDE + d;
-                let (low, high) = (shared.queries.ld16(q), shared.queries.ld16(q + 8 * QUERY_STRIDE));
-                unroll!(n in 0 1; {
-                    add_scores(&mut s[tile][n], low, high, keys[n]);
-                });
-            });
-            d += CHUNK;
+    let mut fetch = Fetch { cache: a.cache, key: first, last, stage: 0 };
+    mla_tile::copy_queries(a.q, tiles, query0, queries);
+    if WIDE {
+        fetch.latents(tiles);
+    } else {
+        let mut part = 0;
+        while part < Fetch::parts(shape) {
+            fetch.latent(tiles, part);
+            part += 1;
         }
     }
-    let masked = key0 + KEY_TILE as u32 > context.committed;
-    unroll!(tile in 0 1 2 3 below TILES; {
-        unroll!(half in 0 1; {
-            let row = tile * TILE + half * 8 + at.group;
-            let mut seen = u32::MAX;
-            if masked {
-                seen = visible(shared.ancestors, context, row, own) >> (2 * at.quad);
+    fetch.rotary(tiles);
+    cp_async_commit();
+    let t = mla_tile::thread_index();
+    if t < shape.rows() {
+        tiles.bases.set(t, f32::NEG_INFINITY);
+    }
+    if t < 2 {
+        tiles.flags.set(t, 0);
+    }
+
+    let mut rows = Rows { base: [f32::NEG_INFINITY; OWN], sum: [[0.0; KEYS8]; OWN] };
+    let mut acc: [Sums; TILES] = [[[0.0; 4]; 8]; TILES];
+    let mut key = first;
+    let mut stage = 0;
+    while key < last {
+        cp_async_wait::<0>();
+        if WIDE {
+            wgmma::fence_async();
+        }
+        thread::sync_threads();
+        let next = key + round;
+        // Not kept in registers, of which the sums leave few.
+        let at = Place::new(shape, thread::opaque(t as u32) as usize % THREADS as usize);
+        fetch = Fetch { key: next, stage: 1 - stage, ..fetch };
+        let mut s = scores::<OWN, KEYS8, WIDE>(shape, tiles, at, fetch, stage, key + at.first_key::<KEYS8>() < last);
+        if t == 0 {
+            tiles.flags.set(1 - stage, 0);
+        }
+        give::<OWN, KEYS8>(&s, tiles, at, stage);
+        thread::sync_threads();
+        take::<OWN, KEYS8>(&mut s, tiles, at, stage, a.scale_log2);
+        if next > keys.committed.min(last) {
+            hide::<OWN, KEYS8>(&a, &mut s, at, query0, keys, key);
+        }
+        let max = largest(&s);
+        let mut high = false;
+        unroll!(tile in 0 1 below OWN; {
+            high = high || max[tile] > rows.base[tile] + HEADROOM;
+        });
+        if warp::any(high) && at.lane == 0 {
+            tiles.flags.atomic_or(stage, 1);
+        }
+        let mut new = weights(&s, &rows.base, tiles, at, stage);
+        if WIDE {
+            wgmma::fence_async();
+        }
+        thread::sync_threads();
+        if tiles.flags.get(stage) != 0 {
+            raise::<TILES, OWN, KEYS8, WIDE>(&max, tiles, at, &mut rows, &mut acc);
+            new = weights(&s, &rows.base, tiles, at, stage);
+            if WIDE {
+                wgmma::fence_async();
             }
-            unroll!(n in 0 1; {
-                unroll!(i in 0 1; {
-                    let score = s[tile][n][2 * half + i] * a.scale_log2;
-                    s[tile][n][2 * half + i] = if seen >> (8 * n + i) & 1 != 0 { score } else { f32::NEG_INFINITY };
-                });
+            thread::sync_threads();
+            unroll!(tile in 0 1 below OWN; {
+                if at.column == 0 && at.quad == 0 {
+                    tiles.bases.set(own_row(at, tile), rows.base[tile]);
+                }
+            });
+        }
+        unroll!(tile in 0 1 below OWN; {
+            unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+                rows.sum[tile][n] += new[tile][n];
             });
         });
+        if next < last {
+            fetch.rotary(tiles);
+        }
+        cp_async_commit();
+        let panel = tiles.latent(stage).slice(at.warp * shape.keys() * PANEL, shape.keys() * PANEL);
+        let steps = (last - key).min(round).div_ceil(STEP) as usize;
+        if WIDE {
+            let mut wide = [[[0f32; 4]; 8]; 4];
+            unroll!(i in 0 1 2 3 below TILES; {
+                wide[i] = acc[i];
+            });
+            mla_tile::add_values_wide(&mut wide, tiles, at, stage);
+            unroll!(i in 0 1 2 3 below TILES; {
+                acc[i] = wide[i];
+            });
+        } else if steps == shape.keys() / STEP as usize {
+            unroll!(step in 0 1 2 3; {
+                if step < shape.keys() / STEP as usize {
+                    mla_tile::add_values(&mut acc, tiles.side(stage), panel, at.lane, step);
+                }
+            });
+        } else {
+            let mut step = 0;
+            while step < steps {
+                mla_tile::add_values(&mut acc, tiles.side(stage), panel, at.lane, step);
+                step += 1;
+            }
+        }
+        key = next;
+        stage = 1 - stage;
+    }
+    let at = Place::new(shape, t);
+    finish::<TILES, OWN, KEYS8, WIDE>(&a, shape, tiles, at, &rows, &acc, query0, parts > 1);
+}
+
+/// What a thread keeps of its rows: one of each of its warp's tiles, and its share of the keys.
+struct Rows<const OWN: usize, const KEYS8: usize> {
+    base: [f32; OWN],
+    /// Of the weights of each [`SUM_KEYS`] neighbouring keys.
+    sum: [[f32; KEYS8]; OWN],
+}
+
+/// The row of a block that this thread has of its warp's tile `tile`.
+#[inline(always)]
+fn own_row(at: Place, tile: usize) -> usize {
+    (at.tile0 + tile) * 16 + 8 * at.half + at.group
+}
+
+/// The row of a block whose sums this thread has in the lower or upper half of `acc[i]`.
+#[inline(always)]
+fn sum_row<const WIDE: bool>(at: Place, i: usize, half: usize) -> usize {
+    (if WIDE { at.tile0 } else { i }) * 16 + 8 * half + at.group
+}
+
+/// This warp's half of the scores; starts the copies of the next round's latents on the way.
+#[inline(always)]
+fn scores<const OWN: usize, const KEYS8: usize, const WIDE: bool>(
+    shape: Shape,
+    tiles: Tiles,
+    at: Place,
+    fetch: Fetch,
+    stage: usize,
+    any: bool,
+) -> Scores<OWN, KEYS8> {
+    let mut s = [[[0f32; 4]; KEYS8]; OWN];
+    let (query_panel, key_panel) = (shape.rows() * PANEL, shape.keys() * PANEL);
+    let more = fetch.key < fetch.last;
+    if WIDE {
+        let mut wide = [[0f32; 4]; 8];
+        mla_tile::start_panels(&mut wide, tiles, at, stage);
+        if more {
+            fetch.latents(tiles);
+        }
+        cp_async_commit();
+        wgmma::wait(&mut wide);
+        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+            s[0][n] = wide[n];
+        });
+        return s;
+    }
+    unroll!(panel in 0 1 2 3 4 5 6 7; {
+        if more {
+            unroll!(i in 0 1; {
+                if panel * Fetch::parts(shape) / 8 + i < (panel + 1) * Fetch::parts(shape) / 8 {
+                    fetch.latent(tiles, panel * Fetch::parts(shape) / 8 + i);
+                }
+            });
+        }
+        if any {
+            let queries = tiles.queries.slice(panel * query_panel, query_panel);
+            let keys = tiles.latent(stage).slice(panel * key_panel, key_panel);
+            mla_tile::add_panel(&mut s, queries, keys, at);
+        }
     });
+    cp_async_commit();
+    if any {
+        mla_tile::add_panel(&mut s, tiles.queries.slice(8 * query_panel, query_panel), tiles.side(stage), at);
+    }
     s
 }
 
-/// Each row's largest score of this warp into `stats`.
+/// Leaves the half of the rows that the other half of the columns' warp finishes.
 #[inline(always)]
-fn warp_max<const TILES: usize>(s: &Scores<TILES>, stats: Shared<f32>, at: Place) {
-    unroll!(tile in 0 1 2 3 below TILES; {
-        unroll!(half in 0 1; {
-            let mut max = f32::NEG_INFINITY;
-            unroll!(n in 0 1; {
-                max = max.max(s[tile][n][2 * half]).max(s[tile][n][2 * half + 1]);
-            });
-            max = max.max(warp::shfl_xor(max, 1));
-            max = max.max(warp::shfl_xor(max, 2));
-            if at.quad == 0 {
-                stats.set(at.warp * TILES * TILE + tile * TILE + half * 8 + at.group, max);
-            }
+fn give<const OWN: usize, const KEYS8: usize>(s: &Scores<OWN, KEYS8>, tiles: Tiles, at: Place, stage: usize) {
+    let exchange = tiles.exchange(stage);
+    unroll!(tile in 0 1 below OWN; {
+        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+            let c = s[tile][n];
+            let other = if at.half == 0 { [c[2], c[3]] } else { [c[0], c[1]] };
+            exchange.st8(exchange_at::<OWN, KEYS8>(at.warp, tile, n, at.lane), other.map(f32::to_bits));
         });
     });
 }
 
-/// Scores to weights, rounded in shared memory; what was summed so far shrinks to the new maxima, which are returned.
 #[inline(always)]
-fn weights<const TILES: usize>(
-    s: &mut Scores<TILES>,
-    shared: Tiles,
+fn exchange_at<const OWN: usize, const KEYS8: usize>(warp: usize, tile: usize, n: usize, lane: usize) -> usize {
+    (((warp * OWN + tile) * KEYS8 + n) * 32 + lane) * 2
+}
+
+/// Adds the other half of the columns to this warp's half of the rows; scaled, in the first two words of each tile.
+#[inline(always)]
+fn take<const OWN: usize, const KEYS8: usize>(
+    s: &mut Scores<OWN, KEYS8>,
+    tiles: Tiles,
     at: Place,
-    sum: &mut [[f32; 2]; TILES],
-    acc: &mut [Sums; TILES],
-) -> [[f32; 2]; TILES] {
-    let mut max = [[0f32; 2]; TILES];
-    unroll!(tile in 0 1 2 3 below TILES; {
-        unroll!(half in 0 1; {
-            let row = tile * TILE + half * 8 + at.group;
-            let old = shared.max.get(row);
-            let mut new = old;
-            for w in 0..WARPS {
-                new = new.max(shared.stats.get(w * TILES * TILE + row));
-            }
-            max[tile][half] = new;
-            let base = softmax_base(new);
-            let shrink = math::exp2(old - base);
-            sum[tile][half] *= shrink;
-            scale_rows(&mut acc[tile], half, shrink);
-            unroll!(n in 0 1; {
-                let low = math::exp2(s[tile][n][2 * half] - base);
-                let high = math::exp2(s[tile][n][2 * half + 1] - base);
-                sum[tile][half] += low + high;
-                let key = at.warp * WARP_KEYS + 8 * n + 2 * at.quad;
-                shared.weights.st4(row * WEIGHT_STRIDE + key, math::pack_bf16(low, high));
+    stage: usize,
+    scale: f32,
+) {
+    let exchange = tiles.exchange(stage);
+    unroll!(tile in 0 1 below OWN; {
+        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+            let other = exchange.ld8(exchange_at::<OWN, KEYS8>(at.warp ^ 4, tile, n, at.lane)).map(f32::from_bits);
+            let c = s[tile][n];
+            let own = if at.half == 0 { [c[0], c[1]] } else { [c[2], c[3]] };
+            s[tile][n][0] = (own[0] + other[0]) * scale;
+            s[tile][n][1] = (own[1] + other[1]) * scale;
+        });
+    });
+}
+
+/// -inf in place of the scores of keys that a row does not see.
+#[inline(always)]
+fn hide<const OWN: usize, const KEYS8: usize>(
+    a: &MlaAttentionArgs,
+    s: &mut Scores<OWN, KEYS8>,
+    at: Place,
+    query0: usize,
+    keys: Keys,
+    key: u32,
+) {
+    let queries = a.rows as usize * a.heads as usize;
+    unroll!(tile in 0 1 below OWN; {
+        let query = (query0 + own_row(at, tile)).min(queries - 1);
+        let row = math::div(query as u32, a.heads) as usize;
+        let words = a.ancestors.slice(row * a.words as usize, a.words as usize);
+        let first = key + at.first_key::<KEYS8>();
+        let mut seen = [visible(words, keys, first) >> (2 * at.quad); 2];
+        if KEYS8 > 4 {
+            seen[1] = visible(words, keys, first + 32) >> (2 * at.quad);
+        }
+        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+            unroll!(i in 0 1; {
+                if seen[n / 4] >> (n % 4 * 8 + i) & 1 == 0 {
+                    s[tile][n][i] = f32::NEG_INFINITY;
+                }
             });
+        });
+    });
+}
+
+/// Bit i: whether the row of these ancestors sees key `own + i`.
+#[inline(always)]
+fn visible(words: Global<u32>, keys: Keys, own: u32) -> u32 {
+    let ones = |n: u32| if n < 32 { (1 << n) - 1 } else { u32::MAX };
+    if own >= keys.last {
+        return 0;
+    }
+    let before = keys.committed.saturating_sub(own);
+    let node = own.saturating_sub(keys.committed);
+    let word = |i: usize| if i < words.len() { words.get(i) } else { 0 };
+    let at = (node / 32) as usize;
+    let nodes = u64::from(word(at)) | u64::from(word(at + 1)) << 32;
+    let tree = (nodes >> (node % 32)) as u32;
+    let tree = if before < 32 { tree << before } else { 0 };
+    (ones(before) | tree) & ones(keys.last - own)
+}
+
+/// A thread's largest score of each of its rows.
+#[inline(always)]
+fn largest<const OWN: usize, const KEYS8: usize>(s: &Scores<OWN, KEYS8>) -> [f32; OWN] {
+    let mut max = [f32::NEG_INFINITY; OWN];
+    unroll!(tile in 0 1 below OWN; {
+        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+            max[tile] = max[tile].max(s[tile][n][0]).max(s[tile][n][1]);
         });
     });
     max
 }
 
-/// Adds the weighted values of the tile at `key0` to this warp's columns.
+/// Weights of the scores, rounded into shared memory; their sums unrounded.
 #[inline(always)]
-fn values<const TILES: usize>(
-    a: &MlaAttentionArgs,
-    weights: Shared<bf16>,
+fn weights<const OWN: usize, const KEYS8: usize>(
+    s: &Scores<OWN, KEYS8>,
+    base: &[f32; OWN],
+    tiles: Tiles,
     at: Place,
-    context: Context,
-    key0: u32,
+    stage: usize,
+) -> [[f32; KEYS8]; OWN] {
+    let mut sum = [[0.0; KEYS8]; OWN];
+    let out = tiles.side(stage);
+    unroll!(tile in 0 1 below OWN; {
+        let base = softmax_base(base[tile]);
+        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+            let (low, high) = (math::exp2(s[tile][n][0] - base), math::exp2(s[tile][n][1] - base));
+            sum[tile][n / (SUM_KEYS / 8)] += low + high;
+            let to = piece_at(own_row(at, tile), at.column * KEYS8 + n) + 2 * at.quad;
+            out.st4(to, math::pack_bf16(low, high));
+        });
+    });
+    sum
+}
+
+/// Bases of rows with a score far above become the largest of this round; what was summed so far shrinks with them.
+#[inline(always)]
+fn raise<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: bool>(
+    max: &[f32; OWN],
+    tiles: Tiles,
+    at: Place,
+    rows: &mut Rows<OWN, KEYS8>,
     acc: &mut [Sums; TILES],
 ) {
-    let column = at.warp * SPAN + at.group * PIECE;
-    let mut step = 0;
-    while step < KEY_TILE && key0 + (step as u32) < context.last {
-        let own = step + at.quad * LANE_KEYS;
-        let value = |i: usize| {
-            let key = (key0 + (own + i) as u32).min(context.last - 1);
-            a.cache.ld16(key as usize * KEY + column)
-        };
-        let v = [value(0), value(1), value(2), value(3)];
-        unroll!(tile in 0 1 2 3 below TILES; {
-            let w = (tile * TILE + at.group) * WEIGHT_STRIDE + own;
-            let (low, high) = (weights.ld8(w), weights.ld8(w + 8 * WEIGHT_STRIDE));
-            add_values(&mut acc[tile], [low[0], high[0], low[1], high[1]], v);
+    let shape = Shape { tiles: TILES, own: OWN, keys8: KEYS8 };
+    unroll!(tile in 0 1 below OWN; {
+        let pair = max[tile].max(warp::shfl_xor(max[tile], 1));
+        let quad = pair.max(warp::shfl_xor(pair, 2));
+        if at.quad == 0 {
+            tiles.maxima.set(at.column * shape.rows() + own_row(at, tile), quad);
+        }
+    });
+    thread::sync_threads();
+    let raised = |row: usize| {
+        let old = tiles.bases.get(row);
+        let mut max = tiles.maxima.get(row);
+        let mut column = 1;
+        while column < shape.columns() {
+            max = max.max(tiles.maxima.get(column * shape.rows() + row));
+            column += 1;
+        }
+        let new = if max > old + HEADROOM { max } else { old };
+        (new, math::exp2(old - softmax_base(new)))
+    };
+    unroll!(tile in 0 1 2 3 below TILES; {
+        unroll!(half in 0 1; {
+            scale_rows(&mut acc[tile], half, raised(sum_row::<WIDE>(at, tile, half)).1);
         });
-        step += STEP;
-    }
+    });
+    unroll!(tile in 0 1 below OWN; {
+        let (new, shrink) = raised(own_row(at, tile));
+        rows.base[tile] = new;
+        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+            rows.sum[tile][n] *= shrink;
+        });
+    });
 }
+
+/// Divides and stores, or stores undivided for the merge.
+#[inline(always)]
+fn finish<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: bool>(
+    a: &MlaAttentionArgs,
+    shape: Shape,
+    tiles: Tiles,
+    at: Place,
+    rows: &Rows<OWN, KEYS8>,
+    acc: &[Sums; TILES],
+    query0: usize,
+    split: bool,
+) {
+    unroll!(tile in 0 1 below OWN; {
+        unroll!(n in 0 1 2 3 below KEYS8; {
+            if n < shape.sums() {
+                let sum = rows.sum[tile][n];
+                let pair = sum + warp::shfl_xor(sum, 1);
+                let quad = pair + warp::shfl_xor(pair, 2);
+                if at.quad == 0 {
+                    tiles.sums.set((at.column * shape.sums() + n) * shape.rows() + own_row(at, tile), quad);
+                }
+            }
+        });
+    });
+    thread::sync_threads();
+    let queries = a.rows as usize * a.heads as usize;
+    let from = thread::block_idx_y() as usize * queries;
+    unroll!(tile in 0 1 2 3 below TILES; {
+        unroll!(half in 0 1; {
+            let row = sum_row::<WIDE>(at, tile, half);
+            let query = query0 + row;
+            if query < queries {
+                let panel = if WIDE { at.half * TILES + tile } else { at.warp };
+                let column = panel * PANEL + 2 * at.quad;
+                let mut total = 0.0;
+                let mut i = 0;
+                while i < shape.columns() * shape.sums() {
+                    total += tiles.sums.get(i * shape.rows() + row);
+                    i += 1;
+                }
+                let factor = if split { 1.0 } else { 1.0 / total };
+                unroll!(n in 0 1 2 3 4 5 6 7; {
+                    let pair = [acc[tile][n][2 * half] * factor, acc[tile][n][2 * half + 1] * factor];
+                    if split {
+                        a.partial.st8((from + query) * LATENT + column + 8 * n, pair.map(f32::to_bits));
+                    } else {
+                        let to = query * LATENT + column + 8 * n;
+                        if !a.out_f32.is_empty() {
+                            a.out_f32.st8(to, pair.map(f32::to_bits));
+                        }
+                        if !a.out_bf16.is_empty() {
+                            a.out_bf16.st4(to, math::pack_bf16(pair[0], pair[1]));
+                        }
+                    }
+                });
+                if split && panel == 0 && at.quad == 0 {
+                    a.partial_max_sum.set((from + query) * 2, tiles.bases.get(row));
+                    a.partial_max_sum.set((from + query) * 2 + 1, total);
+                }
+            }
+        });
+    });
+}
+
+const _: () = assert!(KEY > LATENT);

@@ -1,50 +1,162 @@
-//! Adds the splits of a context that [`super::mla_attention`] left undivided.
+//! Adds the parts of a context that [`super::mla_attention`] left undivided.
 //!
 //! ```text
-//! out[q] = sum_s 2^(max[s, q] - M) partial[s, q] / sum_s 2^(max[s, q] - M) sum[s, q]        M = max over s
+//! out[q] = sum_p 2^(base[p, q] - B) partial[p, q] / sum_p 2^(base[p, q] - B) sum[p, q]        B = largest base
 //! ```
 //!
-//! Grid: x = packed queries. A block owns one query, a thread 4 columns; splits are added in ascending order.
+//! A thread owns 4 neighbouring columns. Up to [`FEW`] parts ([`mla_merge_few`]): it loads them all at once and adds in
+//! ascending order; a block has two queries. More: a block has one query and a quarter of the columns, and its 8 groups
+//! of threads take the parts in turn, so that enough loads are under way; the first are started before the shares of the
+//! parts are known. The order follows from the number of parts: those of a group ascending, then the groups.
 
-use cuda_std::{kernel, math, thread};
+use cuda_std::{kernel, math, static_shared, thread, warp};
 
 use super::fragments::{softmax_base, store};
+use super::mla_attention::{MAX_PARTS, parts_used};
 use crate::args::attention::{LATENT, MlaMergeArgs};
+use crate::args::state;
 use crate::unroll::unroll;
 
 /// Threads a block.
-pub const THREADS: u32 = 128;
+pub const THREADS: u32 = 256;
+/// Most parts of `mla_merge_few`.
+pub const FEW: usize = 8;
+/// Queries of its block.
+pub const FEW_QUERIES: usize = THREADS as usize * COLUMNS / LATENT;
+/// Blocks that share a query's columns in `mla_merge`.
+pub const QUARTERS: usize = LATENT / (LANES * COLUMNS);
 
 /// Columns of a thread.
-const COLUMNS: usize = LATENT / THREADS as usize;
+const COLUMNS: usize = 4;
+/// Groups of threads with their own parts, and threads of each.
+const GROUPS: usize = 8;
+const LANES: usize = THREADS as usize / GROUPS;
+/// Parts that a thread loads at a time.
+const AHEAD: usize = 8;
+const WARPS: usize = (THREADS / warp::WARP) as usize;
+
+const _: () = assert!(MAX_PARTS <= THREADS as usize, "a thread finds the share of one part");
+
+static_shared!(fn mla_merge_shares() -> [f32; MAX_PARTS]);
+static_shared!(fn mla_merge_warps() -> [f32; 2 * WARPS]);
+static_shared!(fn mla_merge_sums() -> [f32; THREADS as usize * COLUMNS]);
+
+#[kernel]
+pub fn mla_merge_few(a: MlaMergeArgs) {
+    let t = thread::thread_idx_x() as usize;
+    let queries = a.queries as usize;
+    let query = thread::block_idx_x() as usize * FEW_QUERIES + t / (LATENT / COLUMNS);
+    let column = t % (LATENT / COLUMNS) * COLUMNS;
+    let parts = parts_used(a.state.get(state::COMMITTED) + a.rows, a.parts) as usize;
+    if parts == 1 || query >= queries {
+        return;
+    }
+    let mut pairs = [[f32::NEG_INFINITY, 0.0]; FEW];
+    let mut values = [[0u32; COLUMNS]; FEW];
+    unroll!(p in 0 1 2 3 4 5 6 7; {
+        if p < parts {
+            let row = p * queries + query;
+            pairs[p] = a.partial_max_sum.ld8(row * 2).map(f32::from_bits);
+            values[p] = a.partial.ld16(row * LATENT + column);
+        }
+    });
+    let mut base = f32::NEG_INFINITY;
+    unroll!(p in 0 1 2 3 4 5 6 7; {
+        base = base.max(pairs[p][0]);
+    });
+    let base = softmax_base(base);
+    let mut total = 0.0;
+    let mut acc = [0f32; COLUMNS];
+    unroll!(p in 0 1 2 3 4 5 6 7; {
+        let share = math::exp2(pairs[p][0] - base);
+        total = math::fma(share, pairs[p][1], total);
+        unroll!(j in 0 1 2 3; {
+            acc[j] = math::fma(share, f32::from_bits(values[p][j]), acc[j]);
+        });
+    });
+    unroll!(j in 0 1 2 3; {
+        acc[j] *= 1.0 / total;
+    });
+    store(a.out_f32, a.out_bf16, query * LATENT + column, acc);
+}
 
 #[kernel]
 pub fn mla_merge(a: MlaMergeArgs) {
-    let (query, queries) = (thread::block_idx_x() as usize, thread::grid_dim_x() as usize);
-    let column = thread::thread_idx_x() as usize * COLUMNS;
-    let splits = a.splits as usize;
-    let mut max = f32::NEG_INFINITY;
-    for split in 0..splits {
-        max = max.max(a.partial_max_sum.get((split * queries + query) * 2));
+    let (shares, warps, sums) = (mla_merge_shares(), mla_merge_warps(), mla_merge_sums());
+    let (query, queries) = (thread::block_idx_x() as usize, a.queries as usize);
+    let t = thread::thread_idx_x() as usize % THREADS as usize;
+    let warp = t / warp::WARP as usize;
+    let (group, lane) = (t / LANES, t % LANES);
+    let column = (thread::block_idx_y() as usize * LANES + lane) * COLUMNS;
+    let load = |part: usize| a.partial.ld16((part * queries + query) * LATENT + column);
+
+    // All loads at once: what lies behind the last part in use is not used.
+    let last = a.parts as usize - 1;
+    let committed = a.state.get(state::COMMITTED);
+    let pair = a.partial_max_sum.ld8((t.min(last) * queries + query) * 2).map(f32::from_bits);
+    let mut values = [[0u32; COLUMNS]; AHEAD];
+    unroll!(i in 0 1 2 3 4 5 6 7; {
+        values[i] = load((group + i * GROUPS).min(last));
+    });
+
+    let parts = parts_used(committed + a.rows, a.parts) as usize;
+    if parts == 1 {
+        return;
     }
-    let base = softmax_base(max);
+    let [base, sum] = if t < parts { pair } else { [f32::NEG_INFINITY, 0.0] };
+    let largest = warp::reduce_max(base);
+    if lane == 0 {
+        warps.set(warp, largest);
+    }
+    thread::sync_threads();
+    let mut largest = f32::NEG_INFINITY;
+    for w in 0..WARPS {
+        largest = largest.max(warps.get(w));
+    }
+    let share = math::exp2(base - softmax_base(largest));
+    let total = warp::reduce_sum(share * sum);
+    shares.set(t, share);
+    if lane == 0 {
+        warps.set(WARPS + warp, total);
+    }
+    thread::sync_threads();
     let mut total = 0.0;
+    for w in 0..WARPS {
+        total += warps.get(WARPS + w);
+    }
+
     let mut acc = [0f32; COLUMNS];
-    for split in 0..splits {
-        let row = split * queries + query;
-        let sum = a.partial_max_sum.get(row * 2 + 1);
-        // 0 (and no NaN): no key was seen, and the columns may never have been written.
-        if sum != 0.0 {
-            let share = math::exp2(a.partial_max_sum.get(row * 2) - base);
-            total = math::fma(share, sum, total);
-            let values = a.partial.ld16(row * LATENT + column);
-            unroll!(i in 0 1 2 3; {
-                acc[i] = math::fma(share, f32::from_bits(values[i]), acc[i]);
+    let mut part = group;
+    while part < parts {
+        unroll!(i in 0 1 2 3 4 5 6 7; {
+            if part + i * GROUPS < parts {
+                let share = shares.get(part + i * GROUPS);
+                unroll!(j in 0 1 2 3; {
+                    acc[j] = math::fma(share, f32::from_bits(values[i][j]), acc[j]);
+                });
+            }
+        });
+        part += AHEAD * GROUPS;
+        if part < parts {
+            unroll!(i in 0 1 2 3 4 5 6 7; {
+                values[i] = load((part + i * GROUPS).min(parts - 1));
             });
         }
     }
-    unroll!(i in 0 1 2 3; {
-        acc[i] *= 1.0 / total;
-    });
-    store(a.out_f32, a.out_bf16, query * LATENT + column, acc);
+    sums.st16(t * COLUMNS, acc.map(f32::to_bits));
+    thread::sync_threads();
+    if group == 0 {
+        let mut g = 1;
+        while g < GROUPS {
+            let other = sums.ld16((g * LANES + t) * COLUMNS).map(f32::from_bits);
+            unroll!(j in 0 1 2 3; {
+                acc[j] += other[j];
+            });
+            g += 1;
+        }
+        unroll!(j in 0 1 2 3; {
+            acc[j] *= 1.0 / total;
+        });
+        store(a.out_f32, a.out_bf16, query * LATENT + column, acc);
+    }
 }

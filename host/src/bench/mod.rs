@@ -8,6 +8,7 @@
 //!
 //! One file a family, each with its `cases`; [`FAMILIES`] lists them.
 
+mod attention;
 mod memory;
 mod products;
 mod timing;
@@ -69,6 +70,7 @@ pub const FAMILIES: &[Family] = &[
     ("experts", products::experts),
     ("w4a16", products::w4a16),
     ("bf16", products::bf16),
+    ("mla", attention::mla),
     ("tree", tree::tree),
     ("topk", tree::top_k),
     ("pick", tree::pick),

@@ -294,7 +294,7 @@ pub enum Bench {
 pub struct BenchKernel {
     /// Operators; all where none is named
     pub kernel: Vec<String>,
-    /// Shapes: NxK of a product, HIDDENxINTER of experts [default: those of K2.6]
+    /// Shapes: NxK of a product, HIDDENxINTER of experts, HEADSxCONTEXT of mla [default: those of K2.6]
     #[arg(long, value_name = "SHAPES", value_delimiter = ',')]
     pub shape: Vec<String>,
     /// Rows of activations [default: the operator's own]

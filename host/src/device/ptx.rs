@@ -16,11 +16,13 @@ fn number(target: &str) -> Option<u32> {
 
 /// Whether a card of this compute capability can run PTX of `target`.
 ///
-/// PTX of a plain target runs on every later card. sm_120 is used on its own family alone: it is tuned for cards with
-/// 99 KiB of shared memory, and what comes later has sm_90's instructions too.
+/// PTX of a plain target runs on every later card, that of sm_90 on Hopper alone. sm_120 is used on its own family alone: it is tuned for cards with
+/// 99 KiB of shared memory.
 fn suits(target: &str, (major, minor): (u32, u32)) -> bool {
     match number(target) {
         Some(n) if n >= 120 => n / 10 == major && n % 10 <= minor,
+        // Compiled for `sm_90a`.
+        Some(90) => (major, minor) == (9, 0),
         Some(n) => n <= major * 10 + minor,
         None => false,
     }
@@ -91,11 +93,11 @@ mod tests {
             ((8, 6), &["sm_80"]),
             ((8, 9), &["sm_80"]),
             ((9, 0), &["sm_90", "sm_80"]),
-            ((10, 0), &["sm_90", "sm_80"]),
-            ((10, 3), &["sm_90", "sm_80"]),
-            ((12, 0), &["sm_120", "sm_90", "sm_80"]),
-            ((12, 1), &["sm_120", "sm_90", "sm_80"]),
-            ((13, 0), &["sm_90", "sm_80"]),
+            ((10, 0), &["sm_80"]),
+            ((10, 3), &["sm_80"]),
+            ((12, 0), &["sm_120", "sm_80"]),
+            ((12, 1), &["sm_120", "sm_80"]),
+            ((13, 0), &["sm_80"]),
         ] {
             assert_eq!(chosen(capability, None).unwrap(), best, "{capability:?}");
         }

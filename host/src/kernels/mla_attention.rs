@@ -2,17 +2,22 @@
 
 use std::f32::consts::LOG2_E;
 
-use cuda_std::{Global, GlobalMut, bf16};
+use cuda_std::{Global, GlobalMut, Kernel, bf16};
 use gpu::args::attention::{KEY, LATENT, MlaAttentionArgs, MlaMergeArgs};
-use gpu::kernels::{mla_attention as kernel, mla_merge};
+use gpu::kernels::mla_attention::{self as kernel, PART_KEYS};
+use gpu::kernels::mla_merge;
+use gpu::kernels::mla_tile::Shape;
 
 use super::{aligned, contract, state_holds};
 use crate::device::{Device, Dims, Result};
 
-/// Blocks that a launch should have where the context allows: about two for each multiprocessor of a large GPU.
-const BLOCKS_WANTED: usize = 256;
-/// Slots that a split is worth: below, writing and merging partials costs more than the keys.
-const SLOTS_PER_SPLIT: usize = 256;
+/// Blocks that the CPU device's launches are planned for, in place of its threads: the same on every machine.
+const CPU_BLOCKS: usize = 128;
+
+/// Blocks that a launch has at most where the context is split: one for each multiprocessor of the largest GPUs.
+const MAX_PROCESSORS: usize = 192;
+/// The kernels with `wgmma`.
+const WIDE_PTX: &str = "sm_90";
 
 /// Attention over the latent cache: all rows see slots `0..S`, row r also slot S + i where ancestor bit i is set.
 pub struct MlaAttention {
@@ -27,7 +32,7 @@ pub struct MlaAttention {
     pub scale: f32,
     pub rows: usize,
     pub heads: usize,
-    /// [`mla_workspace`] values at least.
+    /// [`MlaPlan::workspace`] values at least.
     pub workspace: GlobalMut<f32>,
     /// `[rows, heads, LATENT]`, or `EMPTY`.
     pub out_f32: GlobalMut<f32>,
@@ -35,38 +40,119 @@ pub struct MlaAttention {
     pub out_bf16: GlobalMut<bf16>,
 }
 
-/// Packed rows of a block: the small one for a few queries, else the large one, which reads a key once for 64.
-fn block_rows(queries: usize) -> usize {
-    if queries < kernel::LARGE_ROWS { kernel::SMALL_ROWS } else { kernel::LARGE_ROWS }
+/// The kinds of a block, by the packed queries that it holds; the compact ones fit into 99 KiB of shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlaBlock {
+    /// Of sm_90 alone.
+    Wide64,
+    Rows64,
+    Rows32,
+    Rows16,
+    Compact32,
+    Compact16,
 }
 
-/// Parts that the context is split into, for a cache of `slots`.
-pub fn mla_splits(slots: usize, rows: usize, heads: usize) -> usize {
-    let queries = (rows * heads).max(1);
-    let tiles = queries.div_ceil(block_rows(queries));
-    BLOCKS_WANTED.div_ceil(tiles).min(slots.div_ceil(SLOTS_PER_SPLIT)).max(1)
-}
+impl MlaBlock {
+    pub const ALL: [Self; 6] =
+        [Self::Wide64, Self::Rows64, Self::Rows32, Self::Rows16, Self::Compact32, Self::Compact16];
 
-/// Values of the workspace of a launch.
-pub fn mla_workspace(slots: usize, rows: usize, heads: usize) -> usize {
-    match mla_splits(slots, rows, heads) {
-        1 => 0,
-        splits => splits * rows * heads * (LATENT + 2),
+    pub fn kernel(self) -> &'static Kernel<MlaAttentionArgs> {
+        match self {
+            Self::Wide64 => &kernel::MLA_ATTENTION_WIDE_64,
+            Self::Rows64 => &kernel::MLA_ATTENTION_64,
+            Self::Rows32 => &kernel::MLA_ATTENTION_32,
+            Self::Rows16 => &kernel::MLA_ATTENTION_16,
+            Self::Compact32 => &kernel::MLA_ATTENTION_COMPACT_32,
+            Self::Compact16 => &kernel::MLA_ATTENTION_COMPACT_16,
+        }
     }
+
+    /// Whether a device has its instructions and shared memory.
+    pub fn runs_on(self, device: &Device) -> bool {
+        let info = device.info();
+        let wide = !device.is_cuda() || info.ptx.as_deref() == Some(WIDE_PTX);
+        self.shape().shared_bytes() <= info.max_shared && (wide || self != Self::Wide64)
+    }
+
+    pub fn shape(self) -> Shape {
+        match self {
+            Self::Wide64 => kernel::WIDE_64,
+            Self::Rows64 => kernel::ROWS_64,
+            Self::Rows32 => kernel::ROWS_32,
+            Self::Rows16 => kernel::ROWS_16,
+            Self::Compact32 => kernel::COMPACT_32,
+            Self::Compact16 => kernel::COMPACT_16,
+        }
+    }
+}
+
+/// How a launch is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlaPlan {
+    pub block: MlaBlock,
+    /// Parts that the context is split into.
+    pub parts: usize,
+}
+
+impl MlaPlan {
+    /// Values of the workspace.
+    pub fn workspace(self, rows: usize, heads: usize) -> usize {
+        if self.parts == 1 { 0 } else { self.parts * rows * heads * (LATENT + 2) }
+    }
+}
+
+/// The plan for a cache of `slots`.
+pub fn mla_plan(device: &Device, slots: usize, rows: usize, heads: usize) -> MlaPlan {
+    let info = device.info();
+    let processors = if device.is_cuda() { info.multiprocessors as usize } else { CPU_BLOCKS };
+    plan(processors.min(MAX_PROCESSORS), info.max_shared, slots, rows * heads)
+}
+
+fn plan(processors: usize, max_shared: u32, slots: usize, queries: usize) -> MlaPlan {
+    let large = max_shared >= kernel::ROWS_64.shared_bytes();
+    let block = match queries {
+        0..=16 if large => MlaBlock::Rows16,
+        17..=63 if large => MlaBlock::Rows32,
+        _ if large => MlaBlock::Rows64,
+        0..=16 => MlaBlock::Compact16,
+        _ => MlaBlock::Compact32,
+    };
+    let blocks = queries.div_ceil(block.shape().rows()).max(1);
+    let parts = (processors / blocks).min(slots.div_ceil(PART_KEYS as usize)).min(kernel::MAX_PARTS).max(1);
+    MlaPlan { block, parts }
+}
+
+/// Values of a workspace that does for up to `rows` rows on any device.
+pub fn mla_workspace(slots: usize, rows: usize, heads: usize) -> usize {
+    let parts = slots.div_ceil(PART_KEYS as usize).min(kernel::MAX_PARTS);
+    let sums = MAX_PROCESSORS * kernel::WIDE_64.rows();
+    if parts == 1 { 0 } else { (parts * rows * heads).min(sums) * (LATENT + 2) }
 }
 
 /// Queues the attention of `rows` rows.
 pub fn mla_attention(device: &Device, p: MlaAttention) -> Result<()> {
+    let plan = mla_plan(device, p.cache.len() / KEY, p.rows, p.heads);
+    mla_attention_as(device, p, plan)
+}
+
+/// As [`mla_attention`] with a plan of the caller's.
+pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Result<()> {
     let queries = p.rows * p.heads;
-    let (block, tile) = match block_rows(queries) {
-        kernel::SMALL_ROWS => (&kernel::MLA_ATTENTION_16, kernel::SMALL_ROWS),
-        _ => (&kernel::MLA_ATTENTION_64, kernel::LARGE_ROWS),
-    };
+    let (block, shape) = (plan.block.kernel(), plan.block.shape());
     let name = block.name();
     let (slots, words) = (p.cache.len() / KEY, p.rows.div_ceil(u32::BITS as usize));
     state_holds(name, p.state.len())?;
     contract(name, p.rows <= kernel::MAX_ROWS, || {
         format!("{} rows; at most {} are possible", p.rows, kernel::MAX_ROWS)
+    })?;
+    contract(name, plan.block.runs_on(device), || {
+        format!(
+            "a block needs {} bytes of shared memory, or instructions, that the device has not",
+            shape.shared_bytes()
+        )
+    })?;
+    contract(name, (1..=kernel::MAX_PARTS).contains(&plan.parts), || {
+        format!("{} parts; 1 to {} are possible", plan.parts, kernel::MAX_PARTS)
     })?;
     contract(name, p.cache.len().is_multiple_of(KEY) && slots >= p.rows, || {
         format!("the cache holds {}, expected rows of {KEY}, {} at least", p.cache.len(), p.rows)
@@ -82,7 +168,7 @@ pub fn mla_attention(device: &Device, p: MlaAttention) -> Result<()> {
             format!("an output holds {len}, expected [{}, {}, {LATENT}]", p.rows, p.heads)
         })?;
     }
-    let need = mla_workspace(slots, p.rows, p.heads);
+    let need = plan.workspace(p.rows, p.heads);
     contract(name, p.workspace.len() >= need, || {
         format!("the workspace holds {}, {need} are needed", p.workspace.len())
     })?;
@@ -97,13 +183,12 @@ pub fn mla_attention(device: &Device, p: MlaAttention) -> Result<()> {
         aligned(name, what, addr, 16)?;
     }
 
-    let splits = mla_splits(slots, p.rows, p.heads);
-    let (partial, partial_max_sum) = match splits {
+    let (partial, partial_max_sum) = match plan.parts {
         1 => (GlobalMut::EMPTY, GlobalMut::EMPTY),
-        _ => {
-            let values = splits * queries * LATENT;
+        parts => {
+            let values = parts * queries * LATENT;
             let pairs = p.workspace.addr() + (values * size_of::<f32>()) as u64;
-            (GlobalMut::from_raw(p.workspace.addr(), values), GlobalMut::from_raw(pairs, splits * queries * 2))
+            (GlobalMut::from_raw(p.workspace.addr(), values), GlobalMut::from_raw(pairs, parts * queries * 2))
         }
     };
     let args = MlaAttentionArgs {
@@ -121,12 +206,12 @@ pub fn mla_attention(device: &Device, p: MlaAttention) -> Result<()> {
         words: words as u32,
     };
     let dims = Dims {
-        grid: [queries.div_ceil(tile) as u32, splits as u32, 1],
+        grid: [queries.div_ceil(shape.rows()) as u32, plan.parts as u32, 1],
         block: [kernel::THREADS, 1, 1],
-        shared: kernel::shared_bytes(tile),
+        shared: shape.shared_bytes(),
     };
     device.launch(block, dims, args)?;
-    if splits == 1 {
+    if plan.parts == 1 {
         return Ok(());
     }
     let args = MlaMergeArgs {
@@ -134,8 +219,14 @@ pub fn mla_attention(device: &Device, p: MlaAttention) -> Result<()> {
         partial_max_sum: partial_max_sum.as_ref(),
         out_f32: p.out_f32,
         out_bf16: p.out_bf16,
-        splits: splits as u32,
+        state: p.state,
+        rows: p.rows as u32,
+        parts: plan.parts as u32,
+        queries: queries as u32,
     };
-    let dims = Dims { grid: [queries as u32, 1, 1], block: [mla_merge::THREADS, 1, 1], shared: 0 };
-    device.launch(&mla_merge::MLA_MERGE, dims, args)
+    let (merge, grid) = match plan.parts <= mla_merge::FEW {
+        true => (&mla_merge::MLA_MERGE_FEW, [queries.div_ceil(mla_merge::FEW_QUERIES) as u32, 1, 1]),
+        false => (&mla_merge::MLA_MERGE, [queries as u32, mla_merge::QUARTERS as u32, 1]),
+    };
+    device.launch(merge, Dims { grid, block: [mla_merge::THREADS, 1, 1], shared: 0 }, args)
 }

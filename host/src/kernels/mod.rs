@@ -31,7 +31,7 @@ pub use combine::{Combine, combine};
 pub use commit::{Commit, GatherRows, advance, commit, gather_rows};
 pub use embed::{Embed, Table, embed};
 pub use expert_sort::{ExpertSort, expert_sort};
-pub use mla_attention::{MlaAttention, mla_attention, mla_splits, mla_workspace};
+pub use mla_attention::{MlaAttention, MlaBlock, MlaPlan, mla_attention, mla_attention_as, mla_plan, mla_workspace};
 pub use query::{HeadNormRope, KvAppend, Query, Rope, head_norm_rope, kv_append, query};
 pub use rms_norm::{RmsNorm, rms_norm};
 pub use route::{Route, route};

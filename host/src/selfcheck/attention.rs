@@ -8,8 +8,8 @@ use super::compare::{Found, Probe, close, close_bf16, equal, rounded};
 use super::tokens::walked;
 use crate::device::{self, Buffer, Device};
 use crate::kernels::{
-    self, BlockAttention, Commit, GatherRows, HeadNormRope, KvAppend, MlaAttention, Query, Rope, initial_state,
-    mla_workspace,
+    self, BlockAttention, Commit, GatherRows, HeadNormRope, KvAppend, MlaAttention, MlaBlock, MlaPlan, Query, Rope,
+    initial_state,
 };
 use crate::reference::{self, Tree, bounds};
 
@@ -101,29 +101,57 @@ pub fn kv_append(p: &Probe) -> Found {
     Ok(error)
 }
 
-/// A few queries: the small block.
-pub fn mla_small(p: &Probe) -> Found {
-    mla(p, 100, 3, 2, 104)
+/// Whether a device has the shared memory for a kernel: the launcher of some has others for those that have not.
+pub fn fits(device: &Device, kernel: &str) -> bool {
+    let block = MlaBlock::ALL.into_iter().find(|block| block.kernel().name() == kernel);
+    block.is_none_or(|block| block.runs_on(device))
 }
 
-/// 68 queries: the large block, and a second one that is not full.
-pub fn mla_large(p: &Probe) -> Found {
-    mla(p, 100, 17, 4, 120)
+/// A few queries in one block.
+pub fn mla_16(p: &Probe) -> Found {
+    mla(p, MlaBlock::Rows16, 1, 100, 3, 2)
 }
 
-/// A cache of three splits; the last has no key.
-pub fn mla_split(p: &Probe) -> Found {
-    mla(p, 400, 2, 1, 700)
+/// 33 queries: the second block is not full.
+pub fn mla_32(p: &Probe) -> Found {
+    mla(p, MlaBlock::Rows32, 1, 100, 11, 3)
 }
 
-fn mla(p: &Probe, committed: usize, rows: usize, heads: usize, slots: usize) -> Found {
+/// 68 queries: the second block is not full.
+pub fn mla_64(p: &Probe) -> Found {
+    mla(p, MlaBlock::Rows64, 1, 100, 17, 4)
+}
+
+pub fn mla_compact_16(p: &Probe) -> Found {
+    mla(p, MlaBlock::Compact16, 1, 40, 3, 2)
+}
+
+pub fn mla_compact_32(p: &Probe) -> Found {
+    mla(p, MlaBlock::Compact32, 1, 40, 11, 3)
+}
+
+/// 68 queries, by `wgmma`.
+pub fn mla_wide_64(p: &Probe) -> Found {
+    mla(p, MlaBlock::Wide64, 1, 100, 17, 4)
+}
+
+pub fn mla_few_parts(p: &Probe) -> Found {
+    mla(p, MlaBlock::Compact16, 3, 400, 2, 1)
+}
+
+pub fn mla_many_parts(p: &Probe) -> Found {
+    mla(p, MlaBlock::Compact16, 9, 640, 1, 2)
+}
+
+fn mla(p: &Probe, block: MlaBlock, parts: usize, committed: usize, rows: usize, heads: usize) -> Found {
+    let (plan, slots) = (MlaPlan { block, parts }, committed + rows + 4);
     let (tree, mut random) = (tree(rows), Random::new(23));
     let q = random.bf16s(rows * heads * KEY);
     let mut cache = random.bf16s((committed + rows) * KEY);
     cache.resize(slots * KEY, bf16::NAN);
     let (dq, d_cache, bits) = (p.device.upload(&q)?, p.device.upload(&cache)?, p.device.upload(&tree.ancestors)?);
     let state = p.device.upload(&initial_state(committed as u32, 0, 0))?;
-    let workspace = p.device.alloc(mla_workspace(slots, rows, heads))?;
+    let workspace = p.device.alloc(plan.workspace(rows, heads))?;
     let (out, out_bf16) = (p.device.alloc(rows * heads * LATENT)?, p.device.alloc(rows * heads * LATENT)?);
     let args = MlaAttention {
         q: dq.view(),
@@ -137,7 +165,7 @@ fn mla(p: &Probe, committed: usize, rows: usize, heads: usize, slots: usize) -> 
         out_f32: out.view_mut(),
         out_bf16: out_bf16.view_mut(),
     };
-    p.launch(|| kernels::mla_attention(p.device, args))?;
+    p.launch(|| kernels::mla_attention_as(p.device, args, plan))?;
     let out = out.read()?;
     rounded(&out, &out_bf16.read()?)?;
     let want = reference::mla_attention(&q, &cache, &tree.ancestors, committed, rows, heads, SCALE);

@@ -39,9 +39,14 @@ type Check = (&'static [&'static str], fn(&Probe) -> Found);
 const CHECKS: &[Check] = &[
     (&["query"], attention::query),
     (&["kv_append"], attention::kv_append),
-    (&["mla_attention_16"], attention::mla_small),
-    (&["mla_attention_64"], attention::mla_large),
-    (&["mla_merge"], attention::mla_split),
+    (&["mla_attention_16"], attention::mla_16),
+    (&["mla_attention_32"], attention::mla_32),
+    (&["mla_attention_64"], attention::mla_64),
+    (&["mla_attention_compact_16"], attention::mla_compact_16),
+    (&["mla_attention_compact_32"], attention::mla_compact_32),
+    (&["mla_attention_wide_64"], attention::mla_wide_64),
+    (&["mla_merge"], attention::mla_many_parts),
+    (&["mla_merge_few"], attention::mla_few_parts),
     (&["block_attention_64"], attention::block_64),
     (&["block_attention_128"], attention::block_128),
     (&["head_norm_rope"], attention::head_norm_rope),
@@ -72,7 +77,7 @@ const CHECKS: &[Check] = &[
 /// Runs every check. A kernel that differs, or that ends with an error, does not keep the others from being tried.
 pub fn run(device: &Device) -> Vec<Report> {
     let mut reports = Vec::new();
-    for &(kernels, check) in CHECKS {
+    for &(kernels, check) in CHECKS.iter().filter(|(kernels, _)| kernels.iter().all(|k| attention::fits(device, k))) {
         reports.extend(reports_of(device, kernels, check));
     }
     for case in products::Case::all() {

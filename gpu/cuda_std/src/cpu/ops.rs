@@ -48,6 +48,10 @@ pub fn sync_warp() {
     me.warp_epoch.set(me.warp_epoch.get() + 1);
 }
 
+pub fn opaque(value: u32) -> u32 {
+    value
+}
+
 pub fn fence_device() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::AcqRel);
 }
@@ -358,4 +362,58 @@ pub fn cvt_bf16x2(lo: f32, hi: f32) -> u32 {
 pub fn dequant_pair(word: u32) -> u32 {
     let one = |code: u32| (code as f32 - 8.0).to_bits() >> 16;
     one(word & 15) | one(word >> 16 & 15) << 16
+}
+
+pub fn fence_async() {}
+
+pub fn wgmma_wait(_d: &mut [[f32; 4]; 8]) {}
+
+/// Eight values of piece `piece` of row `row` of the panel at `addr`.
+fn panel_piece(addr: u32, row: usize, piece: usize) -> [f32; 8] {
+    // SAFETY: inside a view: checked by the caller of the operation.
+    let words = unsafe { load_shared_v4(addr + (row * 128 + (piece ^ row % 8) * 16) as u32) };
+    std::array::from_fn(|i| f32::from_bits(if i % 2 == 0 { words[i / 2] << 16 } else { words[i / 2] & 0xFFFF_0000 }))
+}
+
+/// A lane's first row of the 64, and first column of each 8.
+fn warpgroup_place() -> (usize, usize) {
+    let linear = current().linear as usize % 128;
+    (linear / 32 * 16 + linear % 32 / 4, linear % 4 * 2)
+}
+
+/// `a` and `b` point at a column of their first panels: the two pieces of each step are named from there.
+pub fn wgmma_nt<const STEPS: usize>(d: &mut [[f32; 4]; 8], a: u32, b: u32) {
+    sync_warp();
+    let (row, column) = warpgroup_place();
+    let first = (a / 16 % 8) as usize;
+    let (a, b) = (a & !127, b & !127);
+    for panel in 0..(STEPS / 2) as u32 {
+        for piece in first..first + 4 {
+            let rows = [row, row + 8].map(|row| panel_piece(a + panel * 8192, row, piece));
+            for (n, d) in d.iter_mut().enumerate() {
+                for (i, d) in d.iter_mut().enumerate() {
+                    let key = panel_piece(b + panel * 8192, 8 * n + column + i % 2, piece);
+                    rows[i / 2].iter().zip(key).for_each(|(x, y)| *d += x * y);
+                }
+            }
+        }
+    }
+}
+
+pub fn wgmma_nn(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
+    sync_warp();
+    let (row, column) = warpgroup_place();
+    for piece in 0..8 {
+        let weights = [row, row + 8].map(|row| panel_piece(w, row, piece));
+        for k in 0..8 {
+            for (panel, d) in d.iter_mut().enumerate() {
+                for (n, d) in d.iter_mut().enumerate() {
+                    let values = panel_piece(v + panel as u32 * 8192, 8 * piece + k, n);
+                    for (i, d) in d.iter_mut().enumerate() {
+                        *d += weights[i / 2][k] * values[column + i % 2];
+                    }
+                }
+            }
+        }
+    }
 }
