@@ -45,7 +45,6 @@ pub struct MlaAttention {
 pub enum MlaBlock {
     /// Of sm_90 alone.
     Wide64,
-    Rows64,
     Rows32,
     Rows16,
     Compact32,
@@ -53,13 +52,11 @@ pub enum MlaBlock {
 }
 
 impl MlaBlock {
-    pub const ALL: [Self; 6] =
-        [Self::Wide64, Self::Rows64, Self::Rows32, Self::Rows16, Self::Compact32, Self::Compact16];
+    pub const ALL: [Self; 5] = [Self::Wide64, Self::Rows32, Self::Rows16, Self::Compact32, Self::Compact16];
 
     pub fn kernel(self) -> &'static Kernel<MlaAttentionArgs> {
         match self {
             Self::Wide64 => &kernel::MLA_ATTENTION_WIDE_64,
-            Self::Rows64 => &kernel::MLA_ATTENTION_64,
             Self::Rows32 => &kernel::MLA_ATTENTION_32,
             Self::Rows16 => &kernel::MLA_ATTENTION_16,
             Self::Compact32 => &kernel::MLA_ATTENTION_COMPACT_32,
@@ -77,7 +74,6 @@ impl MlaBlock {
     pub fn shape(self) -> Shape {
         match self {
             Self::Wide64 => kernel::WIDE_64,
-            Self::Rows64 => kernel::ROWS_64,
             Self::Rows32 => kernel::ROWS_32,
             Self::Rows16 => kernel::ROWS_16,
             Self::Compact32 => kernel::COMPACT_32,
@@ -105,15 +101,16 @@ impl MlaPlan {
 pub fn mla_plan(device: &Device, slots: usize, rows: usize, heads: usize) -> MlaPlan {
     let info = device.info();
     let processors = if device.is_cuda() { info.multiprocessors as usize } else { CPU_BLOCKS };
-    plan(processors.min(MAX_PROCESSORS), info.max_shared, slots, rows * heads)
+    let large = MlaBlock::Rows32.runs_on(device);
+    let wide = device.is_cuda() && MlaBlock::Wide64.runs_on(device);
+    plan(processors.min(MAX_PROCESSORS), large, wide, slots, rows * heads)
 }
 
-fn plan(processors: usize, max_shared: u32, slots: usize, queries: usize) -> MlaPlan {
-    let large = max_shared >= kernel::ROWS_64.shared_bytes();
+fn plan(processors: usize, large: bool, wide: bool, slots: usize, queries: usize) -> MlaPlan {
     let block = match queries {
         0..=16 if large => MlaBlock::Rows16,
-        17..=63 if large => MlaBlock::Rows32,
-        _ if large => MlaBlock::Rows64,
+        33.. if wide => MlaBlock::Wide64,
+        _ if large => MlaBlock::Rows32,
         0..=16 => MlaBlock::Compact16,
         _ => MlaBlock::Compact32,
     };

@@ -117,11 +117,6 @@ pub fn mla_32(p: &Probe) -> Found {
     mla(p, MlaBlock::Rows32, 1, 100, 11, 3)
 }
 
-/// 68 queries: the second block is not full.
-pub fn mla_64(p: &Probe) -> Found {
-    mla(p, MlaBlock::Rows64, 1, 100, 17, 4)
-}
-
 pub fn mla_compact_16(p: &Probe) -> Found {
     mla(p, MlaBlock::Compact16, 1, 40, 3, 2)
 }
@@ -130,7 +125,7 @@ pub fn mla_compact_32(p: &Probe) -> Found {
     mla(p, MlaBlock::Compact32, 1, 40, 11, 3)
 }
 
-/// 68 queries, by `wgmma`.
+/// 68 queries, by `wgmma`: the second block is not full.
 pub fn mla_wide_64(p: &Probe) -> Found {
     mla(p, MlaBlock::Wide64, 1, 100, 17, 4)
 }

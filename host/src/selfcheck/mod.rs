@@ -41,7 +41,6 @@ const CHECKS: &[Check] = &[
     (&["kv_append"], attention::kv_append),
     (&["mla_attention_16"], attention::mla_16),
     (&["mla_attention_32"], attention::mla_32),
-    (&["mla_attention_64"], attention::mla_64),
     (&["mla_attention_compact_16"], attention::mla_compact_16),
     (&["mla_attention_compact_32"], attention::mla_compact_32),
     (&["mla_attention_wide_64"], attention::mla_wide_64),
