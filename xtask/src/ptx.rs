@@ -37,7 +37,7 @@ pub fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A GPU runs the PTX of its own architecture and of lower ones, and may have to: `--ptx` forces it.
+/// A GPU runs the PTX of its own architecture and of lower ones ([`Arch::runs_on`]), and may have to: `--ptx` forces it.
 fn pairs(files: &[PtxFile]) -> Vec<(Pair, &PtxFile)> {
     let gpus = |file: &PtxFile| Arch::ALL.into_iter().filter(move |&gpu| file.arch.runs_on(gpu)).collect::<Vec<_>>();
     let of = |file| gpus(file).into_iter().map(move |gpu| (Pair { ptx: file.arch, gpu }, file));
@@ -153,7 +153,7 @@ mod tests {
         let files = Arch::ALL.map(|arch| file(arch, &[]));
         let found: Vec<_> = pairs(&files).iter().map(|(pair, _)| (pair.ptx, pair.gpu)).collect();
         use Arch::{Sm80, Sm90, Sm120};
-        assert_eq!(found, [(Sm80, Sm80), (Sm80, Sm90), (Sm80, Sm120), (Sm90, Sm90), (Sm90, Sm120), (Sm120, Sm120)]);
+        assert_eq!(found, [(Sm80, Sm80), (Sm80, Sm90), (Sm80, Sm120), (Sm90, Sm90), (Sm120, Sm120)]);
     }
 
     #[test]

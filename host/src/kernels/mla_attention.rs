@@ -14,6 +14,8 @@ use crate::device::{Device, Dims, Result};
 /// Blocks that the CPU device's launches are planned for, in place of its threads: the same on every machine.
 const CPU_BLOCKS: usize = 128;
 
+/// About what storing, loading and adding one part of one query takes on an H200.
+const PART_US: f64 = 0.0011;
 /// Blocks that a launch has at most where the context is split: one for each multiprocessor of the largest GPUs.
 const MAX_PROCESSORS: usize = 192;
 /// The kernels with `wgmma`.
@@ -71,6 +73,17 @@ impl MlaBlock {
         self.shape().shared_bytes() <= info.max_shared && (wide || self != Self::Wide64)
     }
 
+    /// About what a round takes on an H200; only the proportions count.
+    fn round_us(self) -> f64 {
+        match self {
+            Self::Wide64 => 2.7,
+            Self::Rows32 => 2.2,
+            Self::Rows16 => 1.8,
+            Self::Compact32 => 1.0,
+            Self::Compact16 => 1.1,
+        }
+    }
+
     pub fn shape(self) -> Shape {
         match self {
             Self::Wide64 => kernel::WIDE_64,
@@ -99,24 +112,35 @@ impl MlaPlan {
 
 /// The plan for a cache of `slots`.
 pub fn mla_plan(device: &Device, slots: usize, rows: usize, heads: usize) -> MlaPlan {
-    let info = device.info();
-    let processors = if device.is_cuda() { info.multiprocessors as usize } else { CPU_BLOCKS };
-    let large = MlaBlock::Rows32.runs_on(device);
+    let processors = if device.is_cuda() { device.info().multiprocessors as usize } else { CPU_BLOCKS };
     let wide = device.is_cuda() && MlaBlock::Wide64.runs_on(device);
-    plan(processors.min(MAX_PROCESSORS), large, wide, slots, rows * heads)
+    let blocks: &[MlaBlock] = match MlaBlock::Rows32.runs_on(device) {
+        true if wide => &[MlaBlock::Wide64, MlaBlock::Rows32, MlaBlock::Rows16],
+        true => &[MlaBlock::Rows32, MlaBlock::Rows16],
+        false => &[MlaBlock::Compact32, MlaBlock::Compact16],
+    };
+    plan(blocks, processors.min(MAX_PROCESSORS), slots, rows * heads)
 }
 
-fn plan(processors: usize, large: bool, wide: bool, slots: usize, queries: usize) -> MlaPlan {
-    let block = match queries {
-        0..=16 if large => MlaBlock::Rows16,
-        33.. if wide => MlaBlock::Wide64,
-        _ if large => MlaBlock::Rows32,
-        0..=16 => MlaBlock::Compact16,
-        _ => MlaBlock::Compact32,
-    };
-    let blocks = queries.div_ceil(block.shape().rows()).max(1);
-    let parts = (processors / blocks).min(slots.div_ceil(PART_KEYS as usize)).min(kernel::MAX_PARTS).max(1);
-    MlaPlan { block, parts }
+/// The cheapest by rounds and by what parts cost. The context is split only while all blocks run at once.
+fn plan(blocks: &[MlaBlock], processors: usize, slots: usize, queries: usize) -> MlaPlan {
+    let mut best = (f64::INFINITY, MlaPlan { block: blocks[0], parts: 1 });
+    for &block in blocks {
+        let shape = block.shape();
+        let across = queries.div_ceil(shape.rows()).max(1);
+        let most = (processors / across).min(slots.div_ceil(PART_KEYS as usize)).min(kernel::MAX_PARTS).max(1);
+        for parts in 1..=most {
+            let steps = slots.div_ceil(PART_KEYS as usize) * (PART_KEYS / kernel::STEP) as usize;
+            let keys = steps.div_ceil(parts) * kernel::STEP as usize;
+            let rounds = (across * parts).div_ceil(processors) * keys.div_ceil(shape.keys());
+            let merge = if parts == 1 { 0.0 } else { (parts * queries) as f64 * PART_US };
+            let us = rounds as f64 * block.round_us() + merge;
+            if us < best.0 {
+                best = (us, MlaPlan { block, parts });
+            }
+        }
+    }
+    best.1
 }
 
 /// Values of a workspace that does for up to `rows` rows on any device.
@@ -226,4 +250,34 @@ pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Resu
         false => (&mla_merge::MLA_MERGE, [queries as u32, mla_merge::QUARTERS as u32, 1]),
     };
     device.launch(merge, Dims { grid, block: [mla_merge::THREADS, 1, 1], shared: 0 }, args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_are_possible_and_fit_into_the_workspace() {
+        let kinds: [&[MlaBlock]; 2] = [&MlaBlock::ALL[..3], &MlaBlock::ALL[3..]];
+        for (blocks, processors) in kinds.into_iter().flat_map(|b| [1, 108, 132, 188, 192].map(|p| (b, p))) {
+            for slots in [1, 63, 64, 65, 1089, 8193, 32768, 262_144] {
+                for (rows, heads) in [(1, 1), (1, 8), (5, 8), (1, 64), (8, 64), (64, 64), (1025, 64)] {
+                    let found = plan(blocks, processors, slots, rows * heads);
+                    let across = (rows * heads).div_ceil(found.block.shape().rows());
+                    assert!(found.parts == 1 || across * found.parts <= processors, "{found:?}");
+                    assert!((1..=kernel::MAX_PARTS).contains(&found.parts), "{found:?}");
+                    assert!(found.workspace(rows, heads) <= mla_workspace(slots, rows, heads), "{found:?}");
+                    assert!(found.workspace(rows, heads) <= mla_workspace(slots, 1025, heads), "{found:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_queries_take_small_blocks_and_many_parts() {
+        let plan = |slots, queries| plan(&MlaBlock::ALL[..3], 132, slots, queries);
+        assert_eq!(plan(8193, 8), MlaPlan { block: MlaBlock::Rows16, parts: 129 });
+        assert_eq!(plan(8256, 4096), MlaPlan { block: MlaBlock::Wide64, parts: 2 });
+        assert_eq!(plan(8193, 65_600), MlaPlan { block: MlaBlock::Wide64, parts: 1 });
+    }
 }
