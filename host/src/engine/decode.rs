@@ -11,7 +11,7 @@ use super::{Draft, EngineError, EngineOptions, Outcome, Request, Result, Round, 
 use crate::device::{Device, Graph};
 use crate::kernels;
 use crate::model::{CHUNK, MAX_ROWS, Model, Taps};
-use crate::weights::Bundle;
+use crate::weights::{Bundle, DRAFTER};
 
 /// A loaded model with its drafter, ready to decode one sequence at a time.
 pub struct Engine {
@@ -234,7 +234,8 @@ fn open_drafter(
                 return Err(EngineError::Request("the bundle holds no drafter".into()));
             };
             let width = options.budget.clamp(1, MAX_CANDIDATES.min(config.vocab_size));
-            let drafter = DFlash::load(device, bundle, config.clone(), model, width)?;
+            let load = || DFlash::load(device, bundle, config.clone(), model, width);
+            let drafter = bundle.reading_ahead(&[DRAFTER.into()], load)?;
             let depth = drafter.depth();
             Ok((Drafter::DFlash(Box::new(drafter)), depth, width))
         }

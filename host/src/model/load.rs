@@ -1,6 +1,7 @@
 //! From a bundle to a loaded model.
 
 use half::bf16;
+use rayon::prelude::*;
 
 use super::layer::{Attention, Experts, Ffn, Layer, Mlp};
 use super::{Embedding, Model, Rope, Scratch, pass_rows, rope};
@@ -21,6 +22,10 @@ pub enum ModelError {
 
 type Result<T> = std::result::Result<T, ModelError>;
 
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const NORM: &str = "model.norm.weight";
+const HEAD: &str = "lm_head.weight";
+
 /// A product's weight by its checkpoint name.
 pub(crate) fn load_weight(device: &Device, bundle: &Bundle, name: &str) -> Result<Weight> {
     Ok(Weight::new(device, &bundle.weight(name)?)?)
@@ -35,6 +40,14 @@ impl Model {
     /// Loads the target of `bundle` with a cache for `context` tokens and passes of up to `rows` rows, or of a prefill
     /// chunk.
     pub fn load(device: &Device, bundle: &Bundle, context: usize, rows: usize) -> Result<Self> {
+        // The order of loading below.
+        let layers = (0..bundle.config().num_hidden_layers).map(|i| format!("model.layers.{i}."));
+        let order: Vec<String> =
+            [EMBEDDING.into()].into_iter().chain(layers).chain([NORM.into(), HEAD.into()]).collect();
+        bundle.reading_ahead(&order, || Self::load_in_order(device, bundle, context, rows))
+    }
+
+    fn load_in_order(device: &Device, bundle: &Bundle, context: usize, rows: usize) -> Result<Self> {
         let config = bundle.config().clone();
         let rows = pass_rows(rows);
         let slots = context + rows;
@@ -42,18 +55,12 @@ impl Model {
         let scaling = config.rope_scaling.as_ref();
         let table = rope::rope_table(config.qk_rope_head_dim, config.rope_theta, scaling, slots);
         let width = config.kv_lora_rank + config.qk_rope_head_dim;
-        // While a layer goes to the device, the next one is read.
-        let layers = (0..config.num_hidden_layers).map(|i| {
-            std::thread::scope(|scope| {
-                scope.spawn(|| bundle.read_ahead(i + 1));
-                load_layer(device, bundle, i)
-            })
-        });
+        let layers = (0..config.num_hidden_layers).map(|i| load_layer(device, bundle, i));
         Ok(Self {
             embedding: load_embedding(device, bundle)?,
             layers: layers.collect::<Result<_>>()?,
-            norm: norm_weight(device, bundle, "model.norm.weight")?,
-            lm_head: load_weight(device, bundle, "lm_head.weight")?,
+            norm: norm_weight(device, bundle, NORM)?,
+            lm_head: load_weight(device, bundle, HEAD)?,
             rope: Rope::new(device, &table)?,
             softmax_scale: rope::softmax_scale(head, scaling),
             lora_norm_eps: bundle.settings().lora_norm_eps,
@@ -67,7 +74,7 @@ impl Model {
 }
 
 fn load_embedding(device: &Device, bundle: &Bundle) -> Result<Embedding> {
-    let table = bundle.weight("model.embed_tokens.weight")?;
+    let table = bundle.weight(EMBEDDING)?;
     match &table.data {
         HostData::F32(bytes) => Ok(Embedding::F32(device.upload_bytes(bytes)?)),
         HostData::Bf16(bytes) => Ok(Embedding::Bf16(device.upload_bytes(bytes)?)),
@@ -92,7 +99,8 @@ fn load_layer(device: &Device, bundle: &Bundle, index: usize) -> Result<Layer> {
         let names: Vec<String> = (0..config.n_routed_experts)
             .map(|e| format!("model.layers.{index}.mlp.experts.{e}.{part}.weight"))
             .collect();
-        let weights = names.iter().map(|name| bundle.weight(name)).collect::<std::result::Result<Vec<_>, _>>()?;
+        // Several threads look at their scales, and so read them.
+        let weights = names.par_iter().map(|name| bundle.weight(name)).collect::<std::result::Result<Vec<_>, _>>()?;
         Ok(ExpertWeights::new(device, &format!("model.layers.{index}.mlp.experts.{part}"), &weights)?)
     };
     let ffn = if index < config.first_k_dense_replace {

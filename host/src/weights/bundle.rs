@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rayon::prelude::*;
 use serde::Serialize;
@@ -19,6 +20,11 @@ use crate::linear::{Format, HostData, HostWeight};
 
 /// The content of files below this size is checked on opening; from it on, on request.
 pub const HASHED_BELOW: u64 = 1 << 30;
+
+/// Bytes that files are read ahead of what has been asked for, in what steps, and between two looks at how far that is.
+const READ_AHEAD: u64 = 4 << 30;
+const READ_STEP: usize = 32 << 20;
+const READ_PAUSE: Duration = Duration::from_millis(2);
 
 /// When content is read and checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,11 +205,34 @@ impl Bundle {
         names.map(|name| self.stored_bytes(name) as u64).sum()
     }
 
-    /// Asks the system to read the weights of a layer, which will be wanted soon. Of what has just been checked there
-    /// is nothing to read.
-    pub fn read_ahead(&self, layer: usize) {
-        if !self.checked {
-            self.store.read_ahead(&format!("model.layers.{layer}."));
+    /// Runs `load`, which asks for weights in the order of `prefixes`, while the system is asked to read their files in
+    /// that order, not too far ahead. Of what has just been checked there is nothing to read.
+    pub fn reading_ahead<T>(&self, prefixes: &[String], load: impl FnOnce() -> T) -> T {
+        if self.checked {
+            return load();
+        }
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.read_ahead(prefixes, &ended));
+            let _end = End(&ended);
+            load()
+        })
+    }
+
+    fn read_ahead(&self, prefixes: &[String], ended: &AtomicBool) {
+        let (before, mut asked) = (self.handed_bytes(), 0u64);
+        for (file, span) in prefixes.iter().flat_map(|prefix| self.store.spans(prefix)) {
+            for start in span.clone().step_by(READ_STEP) {
+                let end = span.end.min(start + READ_STEP);
+                while asked > self.handed_bytes() - before + READ_AHEAD && !ended.load(Ordering::Acquire) {
+                    std::thread::sleep(READ_PAUSE);
+                }
+                if ended.load(Ordering::Acquire) {
+                    return;
+                }
+                file.read_ahead(start..end);
+                asked += (end - start) as u64;
+            }
         }
     }
 
@@ -243,6 +272,15 @@ impl Bundle {
             share.bytes += manifest::stored(&self.store, name, line).map_or(0, |stored| stored.bytes());
         }
         shares
+    }
+}
+
+/// Says so when loading has ended, however it did.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 

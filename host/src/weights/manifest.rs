@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::container::Raw;
 use super::error::rule;
 use super::store::Store;
-use super::tensor;
 use super::{Mismatch, json};
+use super::{census, tensor};
 use crate::linear::{Format, GROUPS, HostData, HostWeight, ScaleType};
 
 const KEY: &str = "manifest";
@@ -130,7 +130,7 @@ pub(super) fn check(file: &Store, name: &str, line: &Declared) -> Result<(), Mis
 /// Checks what comes with the codes of a W4A16 weight: its scales are finite, its stored shape is the declared one.
 pub(super) fn check_scales(file: &Store, name: &str, line: &Declared) -> Result<(), Mismatch> {
     if let Some(scales) = stored_names(name, line).get(1) {
-        tensor::finite(scales, raw(file, scales)?)?;
+        census::magnitudes(scales, raw(file, scales)?)?;
     }
     check_shape(file, name, line)
 }

@@ -1,6 +1,7 @@
 //! The files under a model and the place of every tensor in them, by the name that the engine knows it by.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::container::{Container, Raw};
@@ -66,9 +67,9 @@ impl Store {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Asks the system to read the tensors whose names begin with `prefix`.
-    pub fn read_ahead(&self, prefix: &str) {
-        let mut spans: BTreeMap<usize, std::ops::Range<usize>> = BTreeMap::new();
+    /// Where the tensors lie whose names begin with `prefix`: one span a file, from the first to the last of them.
+    pub fn spans(&self, prefix: &str) -> Vec<(&Container, Range<usize>)> {
+        let mut spans: BTreeMap<usize, Range<usize>> = BTreeMap::new();
         let from = self.tensors.range(prefix.to_string()..);
         for (name, place) in from.take_while(|(name, _)| name.starts_with(prefix)) {
             let stored = place.stored.as_ref().unwrap_or(name);
@@ -76,9 +77,7 @@ impl Store {
             let all = spans.entry(place.file).or_insert_with(|| span.clone());
             *all = all.start.min(span.start)..all.end.max(span.end);
         }
-        for (file, span) in spans {
-            self.files[file].read_ahead(span);
-        }
+        spans.into_iter().map(|(file, span)| (&self.files[file], span)).collect()
     }
 
     pub fn len(&self) -> usize {
