@@ -30,8 +30,8 @@ pub fn fence_async() {
     arch::fence_async();
 }
 
-/// Starts `d += a . b^T`: of each panel the 32 columns from `column` (0 or 32) on, over 8 panels. Until [`wait`] neither `d` nor the
-/// operands may be touched.
+/// Starts `d += a . b^T`: of each panel the 32 columns from `column` (0 or 32) on, over 8 panels.
+/// Until [`wait`] neither `d` nor the operands may be touched.
 #[inline(always)]
 pub fn start_nt_8(d: &mut Sums, a: Shared<bf16>, b: Shared<bf16>, column: usize) {
     arch::wgmma_nt::<16>(d, a.addr_of(column, 8 * PANEL - column), b.addr_of(column, 8 * PANEL - column));

@@ -6,8 +6,8 @@
 //!
 //! A thread owns 4 neighbouring columns. Up to [`FEW`] parts ([`mla_merge_few`]): it loads them all at once and adds in
 //! ascending order; a block has two queries. More: a block has one query and a quarter of the columns, and its 8 groups
-//! of threads take the parts in turn, so that enough loads are under way; the first are started before the shares of the
-//! parts are known. The order follows from the number of parts: those of a group ascending, then the groups.
+//! of threads take the parts in turn, so that enough loads are under way; the first are started before the shares of
+//! the parts are known. The order follows from the number of parts: those of a group ascending, then the groups.
 
 use cuda_std::{kernel, math, static_shared, thread, warp};
 

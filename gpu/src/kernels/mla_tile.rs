@@ -8,8 +8,8 @@
 //! The 16-byte pieces of a row are permuted by its number (piece p of row r lies at p xor r mod 8), so that copies,
 //! `ldmatrix` and `ldmatrix.trans` each touch all banks once.
 //!
-//! The three sides are smaller than what passes through them in a round: side 0 holds the rotary keys of stage 0, side 2
-//! those of stage 1. Once all warps have the scores of a stage, its rotary keys are dead and its weights take their
+//! The three sides are smaller than what passes through them in a round: side 0 holds the rotary keys of stage 0, side
+//! 2 those of stage 1. Once all warps have the scores of a stage, its rotary keys are dead and its weights take their
 //! place; and the side of the other stage together with side 1 carries the halves of the scores from warp to warp,
 //! because the next rotary keys are fetched only behind that.
 
@@ -41,7 +41,8 @@ pub const SUM_KEYS: usize = 16;
 
 const _: () = assert!(WARPS == LATENT_PANELS, "a warp owns one panel of values");
 
-/// How a block is divided: `TILES` tiles of 16 queries in all; a warp scores `OWN` of them against `KEYS8` times 8 keys.
+/// How a block is divided: `tiles` tiles of 16 queries in all; a warp scores `own` of them against `keys8` times 8
+/// keys.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub tiles: usize,
