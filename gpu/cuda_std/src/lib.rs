@@ -12,6 +12,8 @@
 #![cfg_attr(target_arch = "nvptx64", feature(link_llvm_intrinsics, abi_unadjusted), allow(internal_features))]
 
 pub mod async_copy;
+#[cfg(any(not(target_arch = "nvptx64"), target_feature = "ptx80"))]
+pub mod bulk;
 pub mod math;
 pub mod mma;
 pub mod thread;

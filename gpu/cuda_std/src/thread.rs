@@ -46,6 +46,23 @@ pub fn opaque(value: u32) -> u32 {
     arch::opaque(value)
 }
 
+/// Waits until the launch before this one is over and its writes are seen (`griddepcontrol.wait`, sm_90 and later).
+///
+/// A launch that overlaps the one before it (`Device::launch_overlapping`) may start before that has ended: until here
+/// it touches nothing that the earlier launch writes, and writes nothing. Any other launch passes at once.
+#[inline(always)]
+pub fn wait_for_previous() {
+    arch::wait_for_previous();
+}
+
+/// Lets the next launch start, if it overlaps this one, once every block has come here or ended
+/// (`griddepcontrol.launch_dependents`). Called after [`wait_for_previous`]: so a launch that has started knows that all
+/// but the one before it are over.
+#[inline(always)]
+pub fn start_next() {
+    arch::start_next();
+}
+
 /// Stops the launch with an error (`trap`). On the CPU device the fault carries `what`.
 #[inline(always)]
 pub fn trap(what: &'static str) -> ! {

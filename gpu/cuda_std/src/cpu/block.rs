@@ -10,6 +10,7 @@ use std::sync::Arc;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
+use super::barriers::BlockBarriers;
 use super::exchange::Warp;
 use super::memory::{AsyncQueue, Regions};
 use super::shared::SharedMemory;
@@ -26,6 +27,8 @@ pub(super) enum State {
     Ready,
     AtBarrier,
     AtWarp,
+    /// At a barrier in shared memory.
+    AtPhase,
     Done,
 }
 
@@ -110,6 +113,7 @@ pub(super) struct Block {
     pub shared: SharedMemory,
     pub regions: Arc<Regions>,
     pub warps: Vec<Warp>,
+    pub barriers: BlockBarriers,
     threads: RefCell<Rc<[Thread]>>,
     arrived: Cell<u32>,
     seed: u64,
@@ -130,6 +134,7 @@ impl Block {
             shared: SharedMemory::new(dims.shared as usize, checked),
             regions,
             warps: (0..count / 32).map(|_| Warp::default()).collect(),
+            barriers: BlockBarriers::default(),
             threads: RefCell::new(Rc::new([])),
             arrived: Cell::new(0),
             seed,
@@ -153,6 +158,12 @@ impl Block {
         me.epoch.set(me.epoch.get() + 1);
     }
 
+    /// Makes threads that wait at barriers in shared memory look again.
+    pub fn wake(&self) {
+        let threads = self.threads.borrow();
+        threads.iter().filter(|t| t.state.get() == State::AtPhase).for_each(|t| t.state.set(State::Ready));
+    }
+
     /// Makes the lanes of a warp ready again after an exchange.
     pub fn release_warp(&self, warp: usize) {
         let threads = self.threads.borrow();
@@ -165,6 +176,7 @@ impl Block {
         self.index.set(index);
         self.arrived.set(0);
         self.shared.reset();
+        self.barriers.clear();
         self.warps.iter_mut().for_each(Warp::reset);
         let [bx, by, _] = self.dims.block;
         let count = self.dims.block.iter().product::<u32>();
@@ -236,7 +248,7 @@ impl Block {
                 }
             }
             if threads.iter().all(|t| t.state.get() == State::Done) {
-                return Ok(());
+                return self.unfinished().map_or(Ok(()), Err);
             }
             if !progress {
                 return Err(self.divergence(threads));
@@ -262,15 +274,24 @@ impl Block {
         }
     }
 
+    /// A copy that would land after the block has gone.
+    fn unfinished(&self) -> Option<Fault> {
+        let (dst, bytes) = self.barriers.unfinished()?;
+        let what = format!("ends while a bulk copy of {bytes} bytes to shared byte {dst} is on its way");
+        let (kernel, block) = (self.kernel, self.index.get());
+        Some(Fault { kind: FaultKind::AsyncPending, kernel, block, thread: None, what })
+    }
+
     /// Nobody can run: some threads wait for others that are elsewhere.
     fn divergence(&self, threads: &[Thread]) -> Fault {
         let place = |t: &Thread| match t.state.get() {
             State::AtBarrier => "at the block's barrier",
             State::AtWarp => "in a warp operation",
+            State::AtPhase => "at a barrier in shared memory",
             State::Done => "at its end",
             State::Ready => "ready",
         };
-        let waiting = |t: &&Thread| matches!(t.state.get(), State::AtBarrier | State::AtWarp);
+        let waiting = |t: &&Thread| matches!(t.state.get(), State::AtBarrier | State::AtWarp | State::AtPhase);
         // A lane that waits for its warp says more than the barrier that the others wait at.
         let first = threads.iter().find(|t| t.state.get() == State::AtWarp).or(threads.iter().find(waiting));
         let (thread, what) = match first {

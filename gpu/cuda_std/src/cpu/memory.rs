@@ -34,6 +34,23 @@ pub(crate) fn check_index(i: usize, elems: usize, len: u64, addr: u64, bytes: us
     }
 }
 
+/// As [`check_index`], of a bulk copy: any multiple of 16 bytes, 16-byte aligned.
+pub(crate) fn check_bulk(i: usize, elems: usize, len: u64, addr: u64, bytes: usize) {
+    const ALIGN: usize = 16;
+    let me = current();
+    if !me.block().checked {
+        return;
+    }
+    if bytes == 0 || !bytes.is_multiple_of(ALIGN) || !addr.is_multiple_of(ALIGN as u64) {
+        let what = format!("bulk copy of {bytes} bytes from {addr:#x}: both must be multiples of {ALIGN}");
+        me.fault(FaultKind::OutOfBounds, what);
+    }
+    let part = elems * ALIGN / bytes;
+    for piece in 0..bytes / ALIGN {
+        check_global(me, i + piece * part, part, len, addr + (piece * ALIGN) as u64, ALIGN);
+    }
+}
+
 fn check_global(me: &Thread, i: usize, elems: usize, len: u64, addr: u64, bytes: usize) {
     me.step();
     if i.checked_add(elems).is_none_or(|end| end as u64 > len) {

@@ -6,6 +6,7 @@
 //! the last barrier, and against asynchronous copies still on their way; barriers and warp operations must be reached
 //! by all; a block must end. A broken rule is a [`Fault`] that names kernel, block and thread.
 
+mod barriers;
 mod block;
 mod exchange;
 mod fault;
@@ -21,7 +22,7 @@ use crate::Kernel;
 pub use fault::{Fault, FaultKind};
 #[doc(hidden)]
 pub use memory::static_shared;
-pub(crate) use memory::{check_dynamic_shared, check_index, check_shared_index, check_slice};
+pub(crate) use memory::{check_bulk, check_dynamic_shared, check_index, check_shared_index, check_slice};
 pub use memory::{register, unregister};
 
 /// Grid and block shape in threads, and dynamic shared memory in bytes.

@@ -56,6 +56,11 @@ pub fn fence_device() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::AcqRel);
 }
 
+/// Launches on the CPU device follow each other.
+pub fn wait_for_previous() {}
+
+pub fn start_next() {}
+
 pub fn trap(what: &'static str) -> ! {
     current().fault(FaultKind::Trap, what.into())
 }
@@ -252,6 +257,43 @@ pub fn cp_async_commit() {
 
 pub fn cp_async_wait<const PENDING: u32>() {
     memory::wait_copies(current(), PENDING as usize);
+}
+
+/// # Safety
+/// `addr` is an aligned word of the block's shared memory.
+pub unsafe fn mbarrier_init(addr: u32, arrivals: u32) {
+    let me = current();
+    me.block().barriers.init(me, addr, arrivals);
+}
+
+pub fn fence_mbarrier_init() {}
+
+/// # Safety
+/// As [`mbarrier_init`].
+pub unsafe fn mbarrier_arrive_expect(addr: u32, bytes: u32) {
+    let me = current();
+    me.block().barriers.arrive(me, addr, bytes);
+}
+
+/// # Safety
+/// As [`mbarrier_init`].
+pub unsafe fn mbarrier_arrive(addr: u32) {
+    let me = current();
+    me.block().barriers.arrive(me, addr, 0);
+}
+
+/// # Safety
+/// As [`mbarrier_init`].
+pub unsafe fn mbarrier_wait(addr: u32, parity: u32) {
+    let me = current();
+    me.block().barriers.wait(me, addr, parity);
+}
+
+/// # Safety
+/// `bytes` bytes at both ends.
+pub unsafe fn bulk_copy_once(dst: u32, src: u64, bytes: u32, barrier: u32) {
+    let me = current();
+    me.block().barriers.start(me, dst, src, bytes, barrier);
 }
 
 pub fn mma_m16n8k16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {

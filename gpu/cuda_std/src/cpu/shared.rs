@@ -8,6 +8,9 @@ use super::{FaultKind, MAX_SHARED};
 /// Stands for several threads or warps.
 const MANY: u16 = u16::MAX;
 
+/// Stands for an access that a barrier in shared memory has ordered: before every epoch that a thread can be in.
+const COUNTED: u32 = u32::MAX;
+
 /// Who touched a shared byte, and after how many barriers of the block and of the warp. Epoch 0: nobody.
 #[derive(Clone, Copy, Default)]
 struct Access {
@@ -186,6 +189,12 @@ impl SharedMemory {
         if !(addr as usize).is_multiple_of(bytes) {
             me.fault(FaultKind::OutOfBounds, format!("shared access of {bytes} bytes at byte {addr} is not aligned"));
         }
+    }
+
+    /// Bytes of a bulk copy that a barrier has counted: whoever has waited there may touch them.
+    pub fn land(&self, addr: u32, bytes: usize) {
+        let counted = Access { epoch: COUNTED, ..Access::default() };
+        self.with_shadow(addr, bytes, |s| (s.write, s.pending) = (counted, 0));
     }
 
     pub fn clear_pending(&self, addr: u32, bytes: usize) {

@@ -1,5 +1,6 @@
 //! The CPU device against values worked out by hand, and against planted faults.
 
+mod barriers;
 mod faults;
 mod math;
 mod memory;
