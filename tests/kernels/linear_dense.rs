@@ -41,6 +41,11 @@ pub fn cases(suite: &mut Suite) {
         let case = move |d: &Device| one_product(d, kind, 7168, 2048, &[1, 17, 65]);
         suite.cuda(format!("linear::{}::7168x2048", kind.name()), case);
     }
+    // More tiles than are few: up to 8 rows take another kernel.
+    for kind in Kind::ALL {
+        let case = move |d: &Device| one_product(d, kind, 4240, 128, &[1, 8]);
+        suite.both(format!("linear::{}::4240x128", kind.name()), case);
+    }
     // K that only some kernels take.
     for (kind, k) in [(Kind::F32, 1), (Kind::F32, 5), (Kind::F32, 67), (Kind::F32, 1030), (Kind::Bf16, 16)] {
         suite.both(format!("linear::{}::17x{k}", kind.name()), move |d| one_product(d, kind, 17, k, &[1, 9]));
@@ -217,7 +222,7 @@ fn refuses(device: &Device) -> Outcome {
     let plain = |rows| Product::plain(&weight, x.acts(), rows, y.view_mut());
     let says = |p: Product, what: &str| {
         let error = linear(device, &p).err().map(|e| e.to_string()).unwrap_or_default();
-        check(error.starts_with("gemm_w4a16_m8: `q_proj`") && error.contains(what), || {
+        check(error.starts_with("gemm_w4a16_m8_few: `q_proj`") && error.contains(what), || {
             format!("expected a refusal with `{what}`, found `{error}`")
         })
     };
@@ -237,8 +242,8 @@ fn explains(device: &Device) -> Outcome {
     let stored = Stored::random(Kind::W4, [1, 40, 1088], &mut Random::new(13));
     let weight = Weight::new(device, &stored.host("w"))?;
     let text = explain(&weight, 65).to_string();
-    let want = "w4a16 1 x [40, 1088] x 65 rows: gemm_w4a16_m64, 48 x 40 a block, k in 64s over 2 warps, \
-                grid 2 x 1 x 1 of 192, 24576 shared, 29376 weight bytes";
+    let want = "w4a16 1 x [40, 1088] x 65 rows: gemm_w4a16_m64, 16 x 40 a block, k in 64s over 8 warps, \
+                6 units, blocks of 256, 60672 shared, 29376 weight bytes";
     check(text == want, || format!("expected `{want}`, found `{text}`"))?;
     check(weight.bytes() == 29376, || format!("{} bytes", weight.bytes()))?;
     check(explain(&weight, 65).flops() == 2 * 65 * 40 * 1088, || "flops".into())

@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 
 use cuda_std::bf16;
-use gpu::kernels::gemm_w4a16::{chunk_index, code_index, scale_index};
+use gpu::kernels::gemm_w4a16::Scale;
 use gpu::kernels::repack_w4a16::fragment_words;
+use gpu::kernels::stream::chunk_index;
 use kdtree::device::Device;
 use kdtree::linear::{HostData, HostWeight, Product, ScaleType, Weight, linear};
 use kdtree::reference::linear as twin;
@@ -163,9 +164,10 @@ fn words() -> Outcome {
 fn addresses() -> Outcome {
     let (n, k, experts) = (2 * 2048, 7168, 384);
     let last = chunk_index(experts - 1, n, k, n / 16 - 1, k / 64 - 1);
-    equal("words", &[code_index(last, 31) + 4], &[experts * n * k / 8])?;
-    equal("scales", &[scale_index(last, 7) + 4], &[experts * n * k / GROUP])?;
-    check(code_index(last, 31) * 4 > 1 << 32, || "the case is too small".into())?;
+    let words = bf16::TILE_WORDS;
+    equal("bytes", &[(last + 1) * words * 4], &[experts * (n * k / 2 + n * k / GROUP * 2)])?;
+    check(last * words * 4 > 1 << 32, || "the case is too small".into())?;
+    equal("the last scale", &[bf16::scale_word(7) + 2, f32::scale_word(7) + 4], &[words, f32::TILE_WORDS])?;
     // Odd groups and ragged rows are padded to whole tiles.
     equal("padded", &[chunk_index(1, 17, 96, 0, 0), chunk_index(1, 17, 96, 1, 1)], &[4, 7])
 }

@@ -1,8 +1,10 @@
 //! Products gathered by expert: every way tokens can fall on experts, formats mixed by expert.
 
+use cuda_std::GlobalMut;
 use kdtree::device::Device;
-use kdtree::kernels::Acts;
-use kdtree::linear::{ExpertWeights, Grouped, Product, Weight, explain_grouped, grouped_linear, linear};
+use kdtree::kernels::{Acts, Swiglu, swiglu};
+use kdtree::linear::{ExpertWeights, GateUp, Grouped, Product, Weight};
+use kdtree::linear::{explain_grouped, gate_up, grouped_linear, linear};
 use kdtree::reference::linear as twin;
 
 use super::linear::{Kind, Stored, Want, X, near, part};
@@ -29,6 +31,18 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("grouped::mixed::{n}x{k}"), move |d| random_tokens(d, &kinds, n, k, 4, true));
     }
     suite.both("grouped::every_count", every_count);
+    for (n, k) in [(1, 128), (33, 640), (300, 32)] {
+        for kind in Kind::ALL.into_iter().filter(|kind| kind.takes(k)) {
+            let case = move |d: &Device| gate_up_as_apart(d, [kind; 6], [kind; 6], n, k);
+            suite.both(format!("gate_up::{}::{n}x{k}", kind.name()), case);
+        }
+    }
+    let mixed: [Kind; 6] = std::array::from_fn(|e| Kind::ALL[1 + e % 4]);
+    suite.both("gate_up::mixed::40x192", move |d| gate_up_as_apart(d, mixed, mixed, 40, 128));
+    let other: [Kind; 6] = std::array::from_fn(|e| Kind::ALL[e % 5]);
+    suite.both("gate_up::unequal::40x192", move |d| gate_up_as_apart(d, mixed, other, 40, 128));
+    suite.cuda("gate_up::w4a16::2048x7168", |d| gate_up_as_apart(d, [Kind::W4; 6], [Kind::W4; 6], 2048, 7168));
+    suite.both("gate_up::refuses", gate_up_refuses);
     suite.both("grouped::shares", shares);
     suite.both("grouped::last_expert", last_expert);
     suite.both("grouped::refuses", refuses);
@@ -96,6 +110,7 @@ impl Experts {
             order: order.view(),
             tiles: tiles.view(),
             pairs: experts.len(),
+            settled: false,
             y: y.view_mut(),
         };
         grouped_linear(device, &p)?;
@@ -140,9 +155,9 @@ fn random_tokens(device: &Device, kinds: &[Kind], n: usize, k: usize, top_k: usi
     Ok(())
 }
 
-/// Pairs gathered by expert have the bits of the dense product of that expert alone.
+/// Pairs gathered by expert have the bits of the dense product of that expert alone, for k that both divide alike.
 fn same_bits_as_dense(device: &Device, kind: Kind) -> Outcome {
-    let (n, k, pairs) = (20, 1152, 21);
+    let (n, k, pairs) = (20, 8192, 5);
     let mut random = Random::new(21);
     let all = Experts::random(device, &[kind; 3], n, k, &mut random)?;
     let x = X::random(device, pairs * k, &mut random)?;
@@ -200,6 +215,77 @@ fn last_expert(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// One kernel for both products gives the bits of two products and a SwiGLU; the unequal never take it.
+fn gate_up_as_apart(device: &Device, gate: [Kind; 6], up: [Kind; 6], n: usize, k: usize) -> Outcome {
+    let (share, mut random) = (2, Random::new((n * 7 + k) as u64));
+    let (g, u) = (Experts::random(device, &gate, n, k, &mut random)?, Experts::random(device, &up, n, k, &mut random)?);
+    let experts: Vec<usize> = (0..11 * share).map(|pair| [pair % 5, 5, pair / 7][pair % 3]).collect();
+    let pairs = experts.len();
+    let x = X::random(device, pairs / share * k, &mut random)?;
+    let (order, tiles) = sorted(&experts, gate.len());
+    let (order, tiles) = (device.upload(&order)?, device.upload(&tiles)?);
+    let (f32, bf16) = (device.alloc::<f32>(pairs * n)?, device.alloc::<cuda_std::bf16>(pairs * n)?);
+    let apart = [device.alloc::<f32>(pairs * n)?, device.alloc::<f32>(pairs * n)?];
+    f32.fill(0xFF)?;
+    let p = GateUp {
+        gate: &g.weights,
+        up: &u.weights,
+        x: x.acts(),
+        x_rows_per_token: share,
+        order: order.view(),
+        tiles: tiles.view(),
+        pairs,
+        out_f32: f32.view_mut(),
+        out_bf16: bf16.view_mut(),
+        apart: [apart[0].view_mut(), apart[1].view_mut()],
+    };
+    gate_up(device, &p)?;
+    let want = device.alloc::<f32>(pairs * n)?;
+    let products = [g.multiply(device, &x, share, &experts)?, u.multiply(device, &x, share, &experts)?];
+    let (gate, up) = (device.upload(&products[0])?, device.upload(&products[1])?);
+    let (rows, width, stride) = (pairs, n, n);
+    let out_bf16 = GlobalMut::EMPTY;
+    swiglu(
+        device,
+        Swiglu { gate: gate.view(), up: up.view(), out_f32: want.view_mut(), out_bf16, rows, width, stride },
+    )?;
+    let bits = |values: Vec<f32>| -> Vec<u32> { values.into_iter().map(f32::to_bits).collect() };
+    let want = want.read()?;
+    let rounded: Vec<_> = want.iter().map(|&v| cuda_std::bf16::from_f32(v)).collect();
+    check(bf16.read()? == rounded, || "the bf16 output is not the f32 one rounded".into())?;
+    equal("values", &bits(f32.read()?), &bits(want))
+}
+
+fn gate_up_refuses(device: &Device) -> Outcome {
+    let mut random = Random::new(26);
+    let make = |n, random: &mut Random| Experts::random(device, &[Kind::W4; 2], n, 64, random);
+    let (a, b) = (make(16, &mut random)?, make(32, &mut random)?);
+    let x = X::random(device, 2 * 64, &mut random)?;
+    let (out, order, tiles) = (device.zeros::<f32>(2 * 16)?, device.zeros(2)?, device.zeros(7)?);
+    let p = |gate, up, pairs| GateUp {
+        gate,
+        up,
+        x: x.acts(),
+        x_rows_per_token: 1,
+        order: order.view(),
+        tiles: tiles.view(),
+        pairs,
+        out_f32: out.view_mut(),
+        out_bf16: GlobalMut::EMPTY,
+        apart: [GlobalMut::EMPTY; 2],
+    };
+    let refused = |p: GateUp, what: &str| {
+        let error = gate_up(device, &p).err().map(|e| e.to_string()).unwrap_or_default();
+        check(error.contains(what), || format!("expected a refusal with `{what}`, found `{error}`"))
+    };
+    refused(p(&a.weights, &b.weights, 2), "`experts` [2, 16, 64] and `experts` [2, 32, 64]")?;
+    refused(p(&a.weights, &a.weights, 3), "x holds 128, expected 192")?;
+    let out_f32 = GlobalMut::from_raw(out.view().addr(), 31);
+    refused(GateUp { out_f32, ..p(&a.weights, &a.weights, 2) }, "the f32 output holds 31, expected 32")?;
+    gate_up(device, &p(&a.weights, &a.weights, 0))?;
+    Ok(())
+}
+
 fn refuses(device: &Device) -> Outcome {
     let mut random = Random::new(25);
     let make = |shape, random: &mut Random| Stored::random(Kind::W4, shape, random);
@@ -216,8 +302,8 @@ fn refuses(device: &Device) -> Outcome {
     let all = Experts::new(device, vec![a])?;
     let plans = explain_grouped(&all.weights, 4);
     let text = plans.iter().map(|plan| plan.to_string()).collect::<Vec<_>>().join("; ");
-    let want = "w4a16 1 x [16, 32] x 4 rows: grouped_gemm_w4a16, 16 x 8 a block, k in 64s over 1 warps, \
-                grid 4 x 1 x 1 of 32, 0 shared, 576 weight bytes";
+    let want = "w4a16 1 x [16, 32] x 4 rows: grouped_gemm_w4a16, 256 x 8 a block, k in 64s over 1 warps, \
+                4 units, blocks of 256, 90240 shared, 576 weight bytes";
     check(text == want, || format!("expected `{want}`, found `{text}`"))?;
     let x = X::random(device, 4 * 32, &mut random)?;
     let (y, order, tiles) = (device.zeros(4 * 16)?, device.zeros(4)?, device.zeros(13)?);
@@ -228,6 +314,7 @@ fn refuses(device: &Device) -> Outcome {
         order: order.view(),
         tiles: tiles.view(),
         pairs,
+        settled: false,
         y: y.view_mut(),
     };
     let refused = |p: Grouped, what: &str| {
@@ -240,7 +327,7 @@ fn refuses(device: &Device) -> Outcome {
     grouped_linear(device, &p(1, 0))?;
     refused(p(3, 4), "3 pairs a row of x, which does not divide them")?;
     refused(p(2, 10), "x holds 128, expected 160")?;
-    refused(p(2, 8), "y holds 64, expected 128")?;
+    refused(Grouped { y: GlobalMut::from_raw(y.view().addr(), 63), ..p(2, 4) }, "y holds 63, expected 64")?;
     refused(Grouped { order: part(order.view(), 0, 3), ..p(2, 4) }, "order holds 3, expected 4")?;
     refused(Grouped { tiles: part(tiles.view(), 0, 9), ..p(2, 4) }, "tiles holds 9, expected 13")
 }

@@ -11,24 +11,7 @@ pub struct F32Weights {
     pub rows: Global<f32>,
 }
 
-/// Weights as in the file: `[matrices, n, k]`. See [`crate::kernels::gemm_bf16`].
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Bf16Weights {
-    pub rows: Global<bf16>,
-}
-
-/// Weights in fragment order, see [`crate::kernels::gemm_w4a16`]. `S` is the type of the scales: bf16 or f32.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct W4a16Weights<S> {
-    /// `[matrices, tiles, chunks, 32 lanes, 4]` words of eight codes.
-    pub codes: Global<u32>,
-    /// `[matrices, tiles, chunks, 8, 2 groups, 2 rows]`.
-    pub scales: Global<S>,
-}
-
-/// The shape of a product and how a block divides it.
+/// The shape of an f32 product and how a block divides it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct GemmShape {
@@ -38,7 +21,7 @@ pub struct GemmShape {
     pub k: u32,
     /// Warps that share one tile's sums; a divisor of the warps of a block.
     pub k_split: u32,
-    /// 1 when four f32 of `x` and of the weights may be read at once (f32 products only).
+    /// 1 when four f32 of `x` and of the weights may be read at once.
     pub wide: u32,
 }
 
@@ -69,31 +52,89 @@ pub struct GroupedRows {
     pub slots: Global<u32>,
     /// Pairs that share a row of `x`: row = pair / pairs_per_row.
     pub pairs_per_row: u32,
+    /// 1: `order` and `tiles` were written before the launch before this one began.
+    pub settled: u32,
 }
 
 /// In [`GroupedRows::slots`]: this expert's weights have another format.
 pub const ABSENT: u32 = u32::MAX;
 
-/// `y[r, b, :] (+)= W[b] x[r, b, :]` for dense rows.
+/// `y[r, b, :] (+)= W[b] x[r, b, :]` for dense rows, all f32.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct GemmArgs<W, X> {
-    pub weights: W,
-    pub x: Global<X>,
+pub struct GemmArgs {
+    pub weights: F32Weights,
+    pub x: Global<f32>,
     pub y: GlobalMut<f32>,
     pub shape: GemmShape,
     pub rows: DenseRows,
 }
 
-/// `y[pair, :] = W[expert of pair] x[pair / pairs_per_row, :]`, rows of `x` and `y` packed.
+/// `y[pair, :] = W[expert of pair] x[pair / pairs_per_row, :]`, rows of `x` and `y` packed, all f32.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct GroupedGemmArgs<W, X> {
-    pub weights: W,
-    pub x: Global<X>,
+pub struct GroupedGemmArgs {
+    pub weights: F32Weights,
+    pub x: Global<f32>,
     pub y: GlobalMut<f32>,
     pub shape: GemmShape,
     pub rows: GroupedRows,
+}
+
+/// The shape of a product whose weights are streamed, see [`crate::kernels::stream`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct StreamShape {
+    /// Outputs: rows of each matrix.
+    pub n: u32,
+    /// Terms of each sum: columns of each matrix.
+    pub k: u32,
+    /// Slices that k is summed in: `stream::k_split(k)`.
+    pub k_split: u32,
+}
+
+/// `y[r, b, :] (+)= W[b] x[r, b, :]` for dense rows. Weights in their format's order of lanes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct StreamArgs {
+    pub weights: Global<u32>,
+    pub x: Global<bf16>,
+    pub y: GlobalMut<f32>,
+    pub shape: StreamShape,
+    pub rows: DenseRows,
+    /// Entries of the batch.
+    pub batch: u32,
+    /// Blocks of rows of x.
+    pub row_blocks: u32,
+}
+
+/// `y[pair, :] = W[expert of pair] x[pair / pairs_per_row, :]`, rows of `x` and `y` packed.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct GroupedStreamArgs {
+    pub weights: Global<u32>,
+    pub x: Global<bf16>,
+    pub y: GlobalMut<f32>,
+    pub shape: StreamShape,
+    pub rows: GroupedRows,
+}
+
+/// `out[pair, :] = silu(gate x) * (up x)` with the expert's matrices and x as in [`GroupedStreamArgs`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct GateUpArgs {
+    pub gate: Global<u32>,
+    pub up: Global<u32>,
+    pub x: Global<bf16>,
+    /// `[pairs, n]`, or empty.
+    pub out_f32: GlobalMut<f32>,
+    /// `[pairs, n]`, or empty.
+    pub out_bf16: GlobalMut<bf16>,
+    pub shape: StreamShape,
+    /// `slots` are those of gate.
+    pub rows: GroupedRows,
+    /// `[experts]`: as `rows.slots`, of up.
+    pub up_slots: Global<u32>,
 }
 
 /// See [`crate::kernels::repack_w4a16`].
@@ -104,13 +145,24 @@ pub struct RepackArgs<S> {
     pub packed: Global<u8>,
     /// `[matrices, n, k / group]`.
     pub scales: Global<S>,
-    /// As [`W4a16Weights::codes`].
-    pub out_codes: GlobalMut<u32>,
-    /// As [`W4a16Weights::scales`].
-    pub out_scales: GlobalMut<S>,
+    /// In the order of lanes of [`crate::kernels::gemm_w4a16`].
+    pub out: GlobalMut<u32>,
     pub matrices: u32,
     pub n: u32,
     pub k: u32,
     /// Consecutive k that share a scale: a multiple of 32.
     pub group: u32,
+}
+
+/// See [`crate::kernels::repack_bf16`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct RepackBf16Args {
+    /// `[matrices, n, k]`.
+    pub rows: Global<bf16>,
+    /// In the order of lanes of [`crate::kernels::gemm_bf16`].
+    pub out: GlobalMut<u32>,
+    pub matrices: u32,
+    pub n: u32,
+    pub k: u32,
 }

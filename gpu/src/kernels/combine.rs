@@ -18,6 +18,8 @@ pub fn combine(a: CombineArgs) {
     if i >= width {
         return;
     }
+    thread::wait_for_previous();
+    thread::start_next();
     let mut sum = 0.0;
     for pair in row * top_k..(row + 1) * top_k {
         sum = math::fma(a.weights.get(pair), a.y.get(pair * width + i), sum);

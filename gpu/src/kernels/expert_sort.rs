@@ -3,9 +3,11 @@
 //! `order[i]`: pair indices, by `ids[pair]`, then ascending. `tiles`: their number, then for each tile
 //! (expert, first index into `order`, count), at most 8 pairs of one expert a tile, ascending.
 //!
-//! Grid: one block: 520 pairs of a full tree are too few for more. Experts are counted with integer atomics (their
-//! order cannot show), a scan gives each expert its place, and pairs are placed 256 at a time: a pair sets its bit in
-//! its expert's mask, and its place is the number of bits before it. So the sort is stable without comparing pairs.
+//! Grid: one block: 520 pairs of a full tree are too few for more. Up to 256 pairs, a thread owns one and counts those
+//! before it against all ids in shared memory: one pass, and no table of experts to clear. More are counted by expert
+//! with integer atomics (their order cannot show), a scan gives each expert its place, and pairs are placed 256 at a
+//! time: a pair sets its bit in its expert's mask, and its place is the number of bits before it. Either way the sort is
+//! stable.
 
 use cuda_std::{Shared, kernel, static_shared, thread, warp};
 
@@ -49,6 +51,77 @@ fn scan(value: u32, sums: Shared<u32>) -> (u32, u32) {
     (before + upto - value, all)
 }
 
+/// What the padding of the ids holds: no expert.
+const NONE: u32 = u32::MAX;
+/// Ids read at once.
+const WIDE: usize = 4;
+
+static_shared!(fn expert_sort_ids() -> [u32; THREADS as usize]);
+static_shared!(fn expert_sort_places() -> [u32; THREADS as usize]);
+static_shared!(fn expert_sort_tile_counts() -> [u32; THREADS as usize]);
+
+/// Up to a block's pairs.
+#[inline(always)]
+fn few(a: ExpertSortArgs) {
+    let (ids, pairs) = (expert_sort_ids(), a.pairs as usize);
+    let t = thread::thread_idx_x() as usize;
+    let mine = if t < pairs { a.ids.get(t) } else { NONE };
+    if t < pairs && mine >= a.experts {
+        thread::trap("an expert id outside the experts");
+    }
+    ids.set(t, mine);
+    thread::sync_threads();
+
+    // Pairs of earlier experts, earlier pairs of this one, and all of this one.
+    let (mut before, mut rank, mut all) = (0u32, 0u32, 0u32);
+    let mut at = 0;
+    while at < pairs {
+        let four = ids.ld16(at);
+        unroll!(i in 0 1 2 3; {
+            let same = four[i] == mine;
+            before += (four[i] < mine) as u32;
+            rank += (same && at + i < t) as u32;
+            all += same as u32;
+        });
+        at += WIDE;
+    }
+    let place = before + rank;
+    if t < pairs {
+        a.order.set(place as usize, t as u32);
+    }
+
+    // In sorted order, a tile begins at every eighth pair of an expert; its number is that of the beginnings before it.
+    let (experts, counts) = (expert_sort_places(), expert_sort_tile_counts());
+    if t < pairs {
+        let left = all - rank;
+        let count = if left < TILE { left } else { TILE };
+        experts.set(place as usize, mine);
+        counts.set(place as usize, if rank % TILE == 0 { count } else { 0 });
+    }
+    thread::sync_threads();
+    let count = if t < pairs { counts.get(t) } else { 0 };
+    let heads = warp::ballot(count > 0);
+    if warp::lane_id() == 0 {
+        expert_sort_tile_sums().set(warp::warp_id() as usize, heads.count_ones());
+    }
+    thread::sync_threads();
+    let (mut tile, mut tiles) = ((heads & ((1 << warp::lane_id()) - 1)).count_ones(), 0);
+    for w in 0..WARPS {
+        let of_warp = expert_sort_tile_sums().get(w);
+        tile += if w < warp::warp_id() as usize { of_warp } else { 0 };
+        tiles += of_warp;
+    }
+    if t == 0 {
+        a.tiles.set(0, tiles);
+    }
+    if count > 0 {
+        let at = 1 + TILE_WORDS * tile as usize;
+        a.tiles.set(at, experts.get(t));
+        a.tiles.set(at + 1, t as u32);
+        a.tiles.set(at + 2, count);
+    }
+}
+
 #[kernel]
 pub fn expert_sort(a: ExpertSortArgs) {
     let (counts, starts, masks) = (expert_sort_counts(), expert_sort_starts(), expert_sort_masks());
@@ -56,6 +129,11 @@ pub fn expert_sort(a: ExpertSortArgs) {
     let t = thread::thread_idx_x() as usize;
     let owned = t * OWNED;
 
+    thread::wait_for_previous();
+    thread::start_next();
+    if a.pairs <= THREADS {
+        return few(a);
+    }
     counts.st16(owned, [0; OWNED]);
     for e in owned..owned + OWNED {
         masks.st16(e * WARPS, [0; 4]);

@@ -1,75 +1,115 @@
-//! Products with bf16 weights `[n, k]`, rows as in the file; k a multiple of 16. See [`super::gemm`] for who owns what.
+//! Products with bf16 weights; k a multiple of 16. See [`super::stream`] for who owns what, [`super::repack_bf16`] for
+//! how the layout is made.
 //!
-//! A lane reads 16 bytes of two weight rows for 32 k: eight rows of 64 contiguous bytes a warp and load, no repacking.
 //! Each step of 32 k is summed by tensor cores from zero and then added to the running sum, rounded to nearest (the
 //! hardware's own long sums truncate).
+//!
+//! Layout, for a tile of 16 rows and a chunk of 64 k, 2,048 bytes in one run: `[mma][lane][4]` words, the first operand
+//! of each of the chunk's four `mma` as its lanes hold it. Rows past n and k past the last are zero.
 
-use cuda_std::{Global, bf16, kernel};
+use cuda_std::{Shared, kernel, warp};
 
-use super::gemm::{
-    CHUNK_K, FRAGMENT, LANE_K, Lane, MmaWeights, Part, Rows, STEP_K, STEPS, Weights, accumulate_mma, dense, grouped,
-    unroll,
-};
-use crate::args::linear::{Bf16Weights, GemmArgs, GroupedGemmArgs};
+use super::stream::{FRAGMENT, Format, Lane, STEPS, Variant};
+use super::stream_work::{Dense, GateUp, Grouped, stream};
+use crate::args::linear::{GateUpArgs, GroupedStreamArgs, StreamArgs};
+use crate::unroll::unroll;
 
-impl MmaWeights for Bf16Weights {
-    /// Step by step, the lane's rows `g` and `g + 8`.
-    type Chunk = [[[u32; 4]; 2]; STEPS];
+/// Words of an operand that a lane holds.
+pub const LANE_WORDS: usize = 4;
+/// `mma`s of a step.
+const MMAS: usize = 2;
+/// Words of a tile's chunk.
+pub const TILE_WORDS: usize = STEPS * MMAS * warp::WARP as usize * LANE_WORDS;
+
+/// Where a lane's operand of `mma` `i` of a chunk begins.
+#[inline(always)]
+pub const fn operand_word(i: usize, lane: usize) -> usize {
+    (i * warp::WARP as usize + lane) * LANE_WORDS
+}
+
+/// bf16 weights.
+#[derive(Clone, Copy)]
+pub struct Bf16;
+
+impl Format for Bf16 {
+    const TILE_WORDS: usize = TILE_WORDS;
+    type Chunk = [[u32; LANE_WORDS]; STEPS * MMAS];
 
     #[inline(always)]
-    fn load(&self, part: Part, lane: Lane, chunk: usize) -> Self::Chunk {
-        let [low, high] = part.weight_rows(lane);
-        let mut held = [[[0; 4]; 2]; STEPS];
-        unroll!(step < STEPS, {
-            let k = chunk * CHUNK_K + step * STEP_K + lane.c * LANE_K;
-            if k < part.k {
-                held[step] = [self.rows.ld16_stream(low * part.k + k), self.rows.ld16_stream(high * part.k + k)];
-            }
-        });
+    fn load(stage: Shared<u32>, at: usize, lane: Lane) -> Self::Chunk {
+        let mut held = [[0; LANE_WORDS]; STEPS * MMAS];
+        unroll!(i in 0 1 2 3; { held[i] = stage.ld16(at + operand_word(i, lane.index())) });
         held
     }
 
     #[inline(always)]
     fn operands(chunk: &Self::Chunk, step: usize) -> [[u32; 4]; 2] {
-        let [low, high] = chunk[step];
-        [[low[0], high[0], low[1], high[1]], [low[2], high[2], low[3], high[3]]]
+        [chunk[step * MMAS], chunk[step * MMAS + 1]]
     }
 
     #[inline(always)]
     fn fold(_: &Self::Chunk, _: usize, products: [f32; FRAGMENT], sums: &mut [f32; FRAGMENT]) {
-        unroll!(i < FRAGMENT, { sums[i] += products[i] });
+        unroll!(i in 0 1 2 3; { sums[i] += products[i] });
     }
 }
 
-impl Weights for Bf16Weights {
-    type X = bf16;
+/// Up to 8 rows.
+pub const M8: Variant = Variant { nt: 2, mt: 1, chunks: 1, depth: 2, blocks: 2 };
+/// Up to 8 rows where there are few tiles: more blocks have some.
+pub const M8_FEW: Variant = Variant { nt: 1, mt: 1, chunks: 2, depth: 2, blocks: 3 };
+/// Up to 16 rows: two tiles of weights for each row of x that is read.
+pub const M16: Variant = Variant { nt: 2, mt: 2, chunks: 1, depth: 2, blocks: 2 };
+/// Up to 16 rows, few tiles.
+pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 1, depth: 4, blocks: 2 };
+/// Up to 64 rows.
+pub const M64: Variant = Variant { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
 
-    #[inline(always)]
-    fn accumulate<R: Rows, const TILES: usize>(
-        &self,
-        part: Part,
-        x: Global<bf16>,
-        rows: R,
-        sums: &mut [[f32; FRAGMENT]; TILES],
-    ) {
-        accumulate_mma(self, part, x, rows, sums);
-    }
+const _: () = {
+    assert!(
+        M8.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT && M8_FEW.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT
+    );
+    assert!(M16_FEW.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(M16.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT && M64.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+};
+
+/// Up to 8 rows a unit.
+#[kernel]
+pub fn gemm_bf16_m8(a: StreamArgs) {
+    stream!(Bf16, M8, Dense, a);
 }
 
-/// Up to 8 rows a block.
+/// Up to 8 rows a unit, few tiles.
 #[kernel]
-pub fn gemm_bf16_m8(a: GemmArgs<Bf16Weights, bf16>) {
-    dense::<_, 1>(a);
+pub fn gemm_bf16_m8_few(a: StreamArgs) {
+    stream!(Bf16, M8_FEW, Dense, a);
 }
 
-/// Up to 64 rows a block: the weights are read once for all of them.
+/// Up to 16 rows a unit.
 #[kernel]
-pub fn gemm_bf16_m64(a: GemmArgs<Bf16Weights, bf16>) {
-    dense::<_, 8>(a);
+pub fn gemm_bf16_m16(a: StreamArgs) {
+    stream!(Bf16, M16, Dense, a);
+}
+
+/// Up to 16 rows a unit, few tiles.
+#[kernel]
+pub fn gemm_bf16_m16_few(a: StreamArgs) {
+    stream!(Bf16, M16_FEW, Dense, a);
+}
+
+/// Up to 64 rows a unit.
+#[kernel]
+pub fn gemm_bf16_m64(a: StreamArgs) {
+    stream!(Bf16, M64, Dense, a);
 }
 
 /// Rows gathered by expert.
 #[kernel]
-pub fn grouped_gemm_bf16(a: GroupedGemmArgs<Bf16Weights, bf16>) {
-    grouped(a);
+pub fn grouped_gemm_bf16(a: GroupedStreamArgs) {
+    stream!(Bf16, M8, Grouped, a);
+}
+
+/// Gate and up of experts with SwiGLU.
+#[kernel]
+pub fn gate_up_gemm_bf16(a: GateUpArgs) {
+    stream!(Bf16, M8, GateUp, a);
 }

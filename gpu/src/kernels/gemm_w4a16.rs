@@ -1,67 +1,69 @@
 //! Products with 4-bit weights `q * s`: q in -8..=7 exact in bf16, one scale s (bf16 or f32) for 32 consecutive k of a
-//! row. See [`super::gemm`] for who owns what, [`super::repack_w4a16`] for how the layout is made.
+//! row. See [`super::stream`] for who owns what, [`super::repack_w4a16`] for how the layout is made.
 //!
 //! Each group of 32 k is summed by tensor cores over the bare codes; its scale is applied to that sum in f32
 //! (`sum = fma(s, products, sum)`), so a weight is never rounded.
 //!
-//! Layout, for a tile of 16 rows and a chunk of 64 k (two groups):
+//! Layout, for a tile of 16 rows and a chunk of 64 k (two groups), one contiguous run:
 //!
 //! ```text
-//! codes   [matrix][tile][chunk][lane][4]   512 bytes; words 0, 1: the two mma of group 0, words 2, 3: of group 1.
-//!         nibble i of a word is the low, nibble i + 4 the high half of operand register a_i
-//! scales  [matrix][tile][chunk][g][2][2]   group 0: rows g, g + 8; group 1: rows g, g + 8
+//! codes   [lane][4] words     512 bytes; words 0, 1: the two mma of group 0, words 2, 3: of group 1.
+//!                             nibble i of a word is the low, nibble i + 4 the high half of operand register a_i
+//! scales  [g][2][2]           64 or 128 bytes; group 0: rows g, g + 8; group 1: rows g, g + 8
 //! ```
 //!
-//! An odd last group leaves the second half of its chunk unread; rows past n have code 8 (q = 0) and scale 0.
+//! An odd last group leaves the second half of its chunk zero; rows past n have code 8 (q = 0) and scale 0.
 
-use cuda_std::{Element, Global, bf16, kernel, math, warp};
+use core::marker::PhantomData;
 
-use super::gemm::{CHUNK_K, FRAGMENT, Lane, MmaWeights, Part, Rows, STEPS, TILE_M, TILE_N, Weights, accumulate_mma};
-use super::gemm::{dense, grouped, unroll};
-use crate::args::linear::{GemmArgs, GroupedGemmArgs, W4a16Weights};
+use cuda_std::{Element, GlobalMut, Shared, bf16, kernel, math, warp};
+
+use super::stream::{FRAGMENT, Format, Lane, STEPS, TILE_M, TILE_N, Variant};
+use super::stream_work::{Dense, GateUp, Grouped, stream};
+use crate::args::linear::{GateUpArgs, GroupedStreamArgs, StreamArgs};
+use crate::unroll::unroll;
 
 /// Words of codes that a lane holds of a chunk.
 pub const LANE_WORDS: usize = 4;
 /// Words of codes of a tile's chunk.
-pub const CHUNK_WORDS: usize = warp::WARP as usize * LANE_WORDS;
+pub const CODE_WORDS: usize = warp::WARP as usize * LANE_WORDS;
 /// Scales of a tile's chunk.
 pub const CHUNK_SCALES: usize = TILE_N * STEPS;
 /// Scales that a lane reads of a chunk: both groups of rows `g` and `g + 8`.
 pub const LANE_SCALES: usize = CHUNK_SCALES / TILE_M;
 
-/// The number of the tile's chunk among all of its weights.
-#[inline(always)]
-pub const fn chunk_index(matrix: usize, n: usize, k: usize, tile: usize, chunk: usize) -> usize {
-    (matrix * n.div_ceil(TILE_N) + tile) * k.div_ceil(CHUNK_K) + chunk
-}
-
-/// The first word of a lane's codes.
-#[inline(always)]
-pub const fn code_index(chunk_index: usize, lane: usize) -> usize {
-    chunk_index * CHUNK_WORDS + lane * LANE_WORDS
-}
-
-/// The first scale of row `g` of the tile.
-#[inline(always)]
-pub const fn scale_index(chunk_index: usize, g: usize) -> usize {
-    chunk_index * CHUNK_SCALES + g * LANE_SCALES
-}
-
 /// What a scale can be.
 pub trait Scale: Element {
     const ZERO: Self;
+    /// Words of a tile's chunk.
+    const TILE_WORDS: usize = CODE_WORDS + CHUNK_SCALES * size_of::<Self>() / size_of::<u32>();
 
-    /// Four scales from element `i` on.
-    fn load(scales: Global<Self>, i: usize) -> [f32; LANE_SCALES];
+    /// Where the scales of row `g` begin in a tile's chunk, words.
+    #[inline(always)]
+    fn scale_word(g: usize) -> usize {
+        CODE_WORDS + g * LANE_SCALES * size_of::<Self>() / size_of::<u32>()
+    }
+
+    /// Four scales from word `at` on.
+    fn load(stage: Shared<u32>, at: usize) -> [f32; LANE_SCALES];
+
+    /// Stores four scales from word `at` on.
+    fn store(out: GlobalMut<u32>, at: usize, scales: [Self; LANE_SCALES]);
 }
 
 impl Scale for bf16 {
     const ZERO: Self = bf16::ZERO;
 
     #[inline(always)]
-    fn load(scales: Global<Self>, i: usize) -> [f32; LANE_SCALES] {
-        let [a, b] = scales.ld8(i);
+    fn load(stage: Shared<u32>, at: usize) -> [f32; LANE_SCALES] {
+        let [a, b] = stage.ld8(at);
         [math::bf16_lo(a), math::bf16_hi(a), math::bf16_lo(b), math::bf16_hi(b)]
+    }
+
+    #[inline(always)]
+    fn store(out: GlobalMut<u32>, at: usize, [a, b, c, d]: [Self; LANE_SCALES]) {
+        let word = |low: Self, high: Self| u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
+        out.st8(at, [word(a, b), word(c, d)]);
     }
 }
 
@@ -69,10 +71,19 @@ impl Scale for f32 {
     const ZERO: Self = 0.0;
 
     #[inline(always)]
-    fn load(scales: Global<Self>, i: usize) -> [f32; LANE_SCALES] {
-        scales.ld16(i).map(f32::from_bits)
+    fn load(stage: Shared<u32>, at: usize) -> [f32; LANE_SCALES] {
+        stage.ld16(at).map(f32::from_bits)
+    }
+
+    #[inline(always)]
+    fn store(out: GlobalMut<u32>, at: usize, scales: [Self; LANE_SCALES]) {
+        out.st16(at, scales.map(f32::to_bits));
     }
 }
+
+/// 4-bit weights with scales of type `S`.
+#[derive(Clone, Copy)]
+pub struct W4a16<S>(PhantomData<S>);
 
 /// A lane's share of a chunk.
 #[derive(Clone, Copy)]
@@ -81,16 +92,14 @@ pub struct Chunk {
     scales: [f32; LANE_SCALES],
 }
 
-impl<S: Scale> MmaWeights for W4a16Weights<S> {
+impl<S: Scale> Format for W4a16<S> {
+    const TILE_WORDS: usize = S::TILE_WORDS;
     type Chunk = Chunk;
 
     #[inline(always)]
-    fn load(&self, part: Part, lane: Lane, chunk: usize) -> Chunk {
-        let at = chunk_index(part.matrix, part.n, part.k, part.tile, chunk);
-        Chunk {
-            codes: self.codes.ld16_stream(code_index(at, lane.g * 4 + lane.c)),
-            scales: S::load(self.scales, scale_index(at, lane.g)),
-        }
+    fn load(stage: Shared<u32>, at: usize, lane: Lane) -> Chunk {
+        let codes = stage.ld16(at + lane.index() * LANE_WORDS);
+        Chunk { codes, scales: S::load(stage, at + S::scale_word(lane.g)) }
     }
 
     #[inline(always)]
@@ -100,57 +109,111 @@ impl<S: Scale> MmaWeights for W4a16Weights<S> {
 
     #[inline(always)]
     fn fold(chunk: &Chunk, step: usize, products: [f32; FRAGMENT], sums: &mut [f32; FRAGMENT]) {
-        unroll!(i < FRAGMENT, { sums[i] = math::fma(chunk.scales[step * 2 + i / 2], products[i], sums[i]) });
+        unroll!(i in 0 1 2 3; { sums[i] = math::fma(chunk.scales[step * 2 + i / 2], products[i], sums[i]) });
     }
 }
 
-impl<S: Scale> Weights for W4a16Weights<S> {
-    type X = bf16;
+/// Up to 8 rows.
+pub const M8: Variant = Variant { nt: 2, mt: 1, chunks: 4, depth: 2, blocks: 2 };
+/// The same with f32 scales, which take more registers.
+pub const M8_S32: Variant = Variant { nt: 2, mt: 1, chunks: 2, depth: 4, blocks: 2 };
+/// Up to 8 rows where there are few tiles: more blocks have some.
+pub const M8_FEW: Variant = Variant { nt: 1, mt: 1, chunks: 4, depth: 4, blocks: 2 };
+/// Up to 16 rows.
+pub const M16: Variant = Variant { nt: 2, mt: 2, chunks: 1, depth: 5, blocks: 2 };
+/// Up to 16 rows, few tiles.
+pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 2, depth: 4, blocks: 2 };
+/// Up to 64 rows: one tile of weights, for the sums of 64 rows fill the registers.
+pub const M64: Variant = Variant { nt: 1, mt: 8, chunks: 2, depth: 3, blocks: 1 };
 
-    #[inline(always)]
-    fn accumulate<R: Rows, const TILES: usize>(
-        &self,
-        part: Part,
-        x: Global<bf16>,
-        rows: R,
-        sums: &mut [[f32; FRAGMENT]; TILES],
-    ) {
-        accumulate_mma(self, part, x, rows, sums);
-    }
+const _: () = {
+    let (few, many) = (<bf16 as Scale>::TILE_WORDS, <f32 as Scale>::TILE_WORDS);
+    assert!(M8.shared_bytes(few) <= crate::SHARED_LIMIT && M8_S32.shared_bytes(many) <= crate::SHARED_LIMIT);
+    assert!(M8_FEW.shared_bytes(many) <= crate::SHARED_LIMIT && M16.shared_bytes(many) <= crate::SHARED_LIMIT);
+    assert!(M16_FEW.shared_bytes(many) <= crate::SHARED_LIMIT);
+    assert!(M64.shared_bytes(many) <= crate::SHARED_LIMIT);
+};
+
+/// Up to 8 rows a unit, bf16 scales.
+#[kernel]
+pub fn gemm_w4a16_m8(a: StreamArgs) {
+    stream!(W4a16<bf16>, M8, Dense, a);
 }
 
-/// Up to 8 rows a block, bf16 scales.
+/// Up to 8 rows a unit, few tiles, bf16 scales.
 #[kernel]
-pub fn gemm_w4a16_m8(a: GemmArgs<W4a16Weights<bf16>, bf16>) {
-    dense::<_, 1>(a);
+pub fn gemm_w4a16_m8_few(a: StreamArgs) {
+    stream!(W4a16<bf16>, M8_FEW, Dense, a);
 }
 
-/// Up to 64 rows a block, bf16 scales.
+/// Up to 16 rows a unit, bf16 scales.
 #[kernel]
-pub fn gemm_w4a16_m64(a: GemmArgs<W4a16Weights<bf16>, bf16>) {
-    dense::<_, 8>(a);
+pub fn gemm_w4a16_m16(a: StreamArgs) {
+    stream!(W4a16<bf16>, M16, Dense, a);
+}
+
+/// Up to 16 rows a unit, few tiles, bf16 scales.
+#[kernel]
+pub fn gemm_w4a16_m16_few(a: StreamArgs) {
+    stream!(W4a16<bf16>, M16_FEW, Dense, a);
+}
+
+/// Up to 64 rows a unit, bf16 scales.
+#[kernel]
+pub fn gemm_w4a16_m64(a: StreamArgs) {
+    stream!(W4a16<bf16>, M64, Dense, a);
 }
 
 /// Rows gathered by expert, bf16 scales.
 #[kernel]
-pub fn grouped_gemm_w4a16(a: GroupedGemmArgs<W4a16Weights<bf16>, bf16>) {
-    grouped(a);
+pub fn grouped_gemm_w4a16(a: GroupedStreamArgs) {
+    stream!(W4a16<bf16>, M8, Grouped, a);
 }
 
-/// Up to 8 rows a block, f32 scales.
+/// Gate and up of experts with SwiGLU, bf16 scales.
 #[kernel]
-pub fn gemm_w4a16_s32_m8(a: GemmArgs<W4a16Weights<f32>, bf16>) {
-    dense::<_, 1>(a);
+pub fn gate_up_gemm_w4a16(a: GateUpArgs) {
+    stream!(W4a16<bf16>, M8, GateUp, a);
 }
 
-/// Up to 64 rows a block, f32 scales.
+/// Up to 8 rows a unit, f32 scales.
 #[kernel]
-pub fn gemm_w4a16_s32_m64(a: GemmArgs<W4a16Weights<f32>, bf16>) {
-    dense::<_, 8>(a);
+pub fn gemm_w4a16_s32_m8(a: StreamArgs) {
+    stream!(W4a16<f32>, M8_S32, Dense, a);
+}
+
+/// Up to 8 rows a unit, few tiles, f32 scales.
+#[kernel]
+pub fn gemm_w4a16_s32_m8_few(a: StreamArgs) {
+    stream!(W4a16<f32>, M8_FEW, Dense, a);
+}
+
+/// Up to 16 rows a unit, f32 scales.
+#[kernel]
+pub fn gemm_w4a16_s32_m16(a: StreamArgs) {
+    stream!(W4a16<f32>, M16, Dense, a);
+}
+
+/// Up to 16 rows a unit, few tiles, f32 scales.
+#[kernel]
+pub fn gemm_w4a16_s32_m16_few(a: StreamArgs) {
+    stream!(W4a16<f32>, M16_FEW, Dense, a);
+}
+
+/// Up to 64 rows a unit, f32 scales.
+#[kernel]
+pub fn gemm_w4a16_s32_m64(a: StreamArgs) {
+    stream!(W4a16<f32>, M64, Dense, a);
 }
 
 /// Rows gathered by expert, f32 scales.
 #[kernel]
-pub fn grouped_gemm_w4a16_s32(a: GroupedGemmArgs<W4a16Weights<f32>, bf16>) {
-    grouped(a);
+pub fn grouped_gemm_w4a16_s32(a: GroupedStreamArgs) {
+    stream!(W4a16<f32>, M8_S32, Grouped, a);
+}
+
+/// Gate and up of experts with SwiGLU, f32 scales.
+#[kernel]
+pub fn gate_up_gemm_w4a16_s32(a: GateUpArgs) {
+    stream!(W4a16<f32>, M8_S32, GateUp, a);
 }

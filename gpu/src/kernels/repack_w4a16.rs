@@ -8,8 +8,8 @@
 
 use cuda_std::{bf16, kernel, math, thread, warp};
 
-use super::gemm::{CHUNK_K, LANE_K, Lane, STEP_K, STEPS, TILE_M, TILE_N};
-use super::gemm_w4a16::{LANE_SCALES, LANE_WORDS, Scale, code_index, scale_index};
+use super::gemm_w4a16::{LANE_SCALES, LANE_WORDS, Scale};
+use super::stream::{CHUNK_K, LANE_K, Lane, STEP_K, STEPS, TILE_M, TILE_N};
 use crate::args::linear::RepackArgs;
 
 /// Threads a block.
@@ -68,11 +68,10 @@ fn repack<S: Scale>(a: RepackArgs<S>) {
             words[step * 2] = first;
             words[step * 2 + 1] = second;
         }
-        a.out_codes.st16(code_index(index, warp::lane_id() as usize), words);
+        let at = index * S::TILE_WORDS;
+        a.out.st16(at + lane.index() * LANE_WORDS, words);
         if lane.c == 0 {
-            for (i, scale) in scales.into_iter().enumerate() {
-                a.out_scales.set(scale_index(index, lane.g) + i, scale);
-            }
+            S::store(a.out, at + S::scale_word(lane.g), scales);
         }
     }
 }

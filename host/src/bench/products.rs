@@ -7,12 +7,16 @@ use cuda_std::bf16;
 use super::{Case, Cases, Options, Routing, Run, refused, sets};
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{ExpertWeights, Grouped, HostData, HostWeight, Product, ScaleType, Weight, grouped_linear, linear};
+use crate::linear::{ExpertWeights, GateUp, Grouped, HostData, HostWeight, Product, ScaleType, Weight};
+use crate::linear::{gate_up, grouped_linear, linear};
 use crate::selfcheck::Random;
 
 /// Dense shapes of K2.6, rows x columns of the weight: o_proj, q_b_proj, q_a_proj, kv_a_proj_with_mqa, gate and up of
 /// the shared expert together, its down_proj, lm_head.
 const K26: [&str; 7] = ["7168x8192", "12288x1536", "1536x7168", "576x7168", "4096x7168", "7168x2048", "163840x7168"];
+/// A dense shape's weights as stored, and once for each set.
+type Sets = ([usize; 2], Rc<Stored>, Rc<Vec<Weight>>);
+
 /// Where the CPU device checks the arithmetic.
 const TINY: [&str; 1] = ["48x256"];
 /// Experts of K2.6: hidden and intermediate size of a whole layer, and of one of eight equal parts of it.
@@ -131,7 +135,7 @@ fn dense<'a>(
 ) -> Result<Cases<'a>> {
     let shapes = shapes(device, &options.shapes, &K26, &TINY)?;
     let rows = rows(device, &options.rows, &ROWS);
-    let mut weights: Option<([usize; 2], Rc<Stored>, Rc<Vec<Weight>>)> = None;
+    let mut weights: Option<Sets> = None;
     let cases = shapes.into_iter().flat_map(move |shape| rows.clone().into_iter().map(move |m| (shape, m)));
     Ok(Box::new(cases.map(move |([n, k], m)| {
         let mut random = Random::new(SEED);
@@ -208,8 +212,6 @@ struct Tokens {
     order: Buffer<u32>,
     tiles: Buffer<u32>,
     x: Buffer<bf16>,
-    gate: Buffer<f32>,
-    up: Buffer<f32>,
     act: Buffer<bf16>,
     routed: Buffer<f32>,
     out: Buffer<f32>,
@@ -267,8 +269,6 @@ fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, rou
             order: device.alloc(pairs)?,
             tiles: device.alloc(1 + 3 * pairs)?,
             x: device.upload(&host_x)?,
-            gate: device.alloc(pairs * inter)?,
-            up: device.alloc(pairs * inter)?,
             act: device.alloc(pairs * inter)?,
             routed: device.alloc(pairs * hidden)?,
             out: device.zeros(m * hidden)?,
@@ -299,26 +299,23 @@ fn run_experts(device: &Device, layer: &Layer, experts: usize, t: &Tokens) -> Re
         device,
         kernels::ExpertSort { ids: t.ids.view(), order: t.order.view_mut(), tiles: t.tiles.view_mut(), pairs, experts },
     )?;
-    let product = |weights, x, share, y: &Buffer<f32>| {
-        let p = Grouped { weights, x, x_rows_per_token: share, order, tiles, pairs, y: y.view_mut() };
-        grouped_linear(device, &p)
-    };
-    product(&layer.gate, acts(&t.x), TOP_K, &t.gate)?;
-    product(&layer.up, acts(&t.x), TOP_K, &t.up)?;
-    let inter = layer.gate.n();
-    kernels::swiglu(
+    gate_up(
         device,
-        kernels::Swiglu {
-            gate: t.gate.view(),
-            up: t.up.view(),
+        &GateUp {
+            gate: &layer.gate,
+            up: &layer.up,
+            x: acts(&t.x),
+            x_rows_per_token: TOP_K,
+            order,
+            tiles,
+            pairs,
             out_f32: cuda_std::GlobalMut::EMPTY,
             out_bf16: t.act.view_mut(),
-            rows: pairs,
-            width: inter,
-            stride: inter,
+            apart: [cuda_std::GlobalMut::EMPTY; 2],
         },
     )?;
-    product(&layer.down, acts(&t.act), 1, &t.routed)?;
+    let (weights, x, y) = (&layer.down, acts(&t.act), t.routed.view_mut());
+    grouped_linear(device, &Grouped { weights, x, x_rows_per_token: 1, order, tiles, pairs, settled: true, y })?;
     kernels::combine(
         device,
         kernels::Combine {

@@ -15,7 +15,7 @@ use std::thread::{self, ThreadId};
 use cust::event::EventFlags;
 use cust::sys;
 
-use super::{DeviceError, Dims, Info, Result};
+use super::{DeviceError, Dims, Info, Result, libcuda};
 use card::{Card, cust_call, sys_call};
 use staging::{STAGED_FROM, Staging};
 
@@ -201,8 +201,9 @@ impl CudaDevice {
         })
     }
 
-    /// Queues `kernel`; `args` points to its argument struct, which the driver copies.
-    pub fn launch(&self, kernel: &'static str, dims: Dims, args: *const c_void) -> Result<()> {
+    /// Queues `kernel`; `args` points to its argument struct, which the driver copies. `overlap`: it may start before
+    /// the launch before it has ended, where device and driver can do that.
+    pub fn launch(&self, kernel: &'static str, dims: Dims, args: *const c_void, overlap: bool) -> Result<()> {
         let threads = dims.block.iter().map(|&n| u64::from(n)).product::<u64>();
         if threads == 0 || threads > MAX_THREADS || !threads.is_multiple_of(WARP) {
             let what = format!("{threads} threads a block; whole warps up to {MAX_THREADS} are possible");
@@ -210,11 +211,18 @@ impl CudaDevice {
         }
         let recording = self.is_recording();
         self.card.call(|card| {
+            let of = dims;
             let function = card.function(kernel, dims.shared)?;
             let stream = if recording { card.recorder() } else { card.stream() };
             let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
             let mut params = [args.cast_mut()];
             let (params, extra) = (params.as_mut_ptr(), std::ptr::null_mut());
+            if overlap && card.overlaps {
+                let dims = (dims.grid, dims.block, dims.shared);
+                // SAFETY: as below; `Device::launch_overlapping` passes kernels that wait.
+                let code = unsafe { libcuda::launch_overlapping(function, dims, stream, params) };
+                return sys_call("cuLaunchKernelEx", code).map_err(|error| card::of_launch(error, kernel, of));
+            }
             // SAFETY: the kernel takes one struct, and `Device::launch` passes one of the type that its descriptor has.
             let code =
                 unsafe { sys::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, dims.shared, stream, params, extra) };

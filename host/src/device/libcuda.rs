@@ -136,6 +136,62 @@ driver! {
     );
 }
 
+/// The driver's `cuLaunchKernelEx`, which only newer ones have.
+static LAUNCH_EX: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// `CUlaunchAttribute` with the one value that is used here; the driver's is a union of 64 bytes.
+#[repr(C)]
+struct LaunchAttribute {
+    id: c_uint,
+    pad: [u8; 4],
+    value: c_int,
+    rest: [u8; 60],
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct LaunchConfig {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: CUstream,
+    attributes: *mut LaunchAttribute,
+    count: c_uint,
+}
+
+/// Whether [`launch_overlapping`] can be called.
+pub(super) fn can_overlap() -> bool {
+    !LAUNCH_EX.load(Ordering::Acquire).is_null()
+}
+
+/// `cuLaunchKernelEx` of a launch that may start before the one before it has ended.
+///
+/// # Safety
+/// As `cuLaunchKernel`, with `params` the kernel's one argument; and the kernel waits before it touches what the launch
+/// before it writes.
+pub(super) unsafe fn launch_overlapping(
+    function: CUfunction,
+    (grid, block, shared): ([c_uint; 3], [c_uint; 3], c_uint),
+    stream: CUstream,
+    params: *mut *mut c_void,
+) -> CUresult {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
+    const OVERLAP: c_uint = 6;
+    type Launch = unsafe extern "C" fn(*const LaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> c_int;
+    let at = LAUNCH_EX.load(Ordering::Acquire);
+    if at.is_null() {
+        return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+    }
+    let mut attribute = LaunchAttribute { id: OVERLAP, pad: [0; 4], value: 1, rest: [0; 60] };
+    let config = LaunchConfig { grid, block, shared, stream, attributes: &mut attribute, count: 1 };
+    // SAFETY: the driver's function of this name, with the arguments that CUDA's header gives it.
+    let call = unsafe { std::mem::transmute::<*mut c_void, Launch>(at) };
+    // SAFETY: the caller's; the configuration outlives the call.
+    let code = clamp(unsafe { call(&config, function, params, std::ptr::null_mut()) });
+    // SAFETY: `clamp` gives numbers of the enum alone.
+    unsafe { std::mem::transmute::<i32, CUresult>(code) }
+}
+
 /// The driver's `cuGetErrorString`, outside the table: it must not disturb [`last_code`].
 static ERROR_STRING: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -205,6 +261,7 @@ fn load_from(file: &str) -> Result<(), Absent> {
     let library = library.map_err(|error| absent(file, &loader_text(&error)))?;
     let lacking = fill(&library);
     fill_one(&library, "cuGetErrorString", &ERROR_STRING, &mut Vec::new());
+    fill_one(&library, "cuLaunchKernelEx", &LAUNCH_EX, &mut Vec::new());
     // The addresses are used until the program ends.
     std::mem::forget(library);
     match lacking.is_empty() {

@@ -181,6 +181,27 @@ impl Device {
     /// Views in `args` must be of live buffers of this device and the dimensions those of the kernel's contract: the
     /// launchers in `kernels/` and `linear/` check them. On the CPU device the launch has ended on return.
     pub fn launch<A: Copy + Send + Sync + 'static>(&self, kernel: &Kernel<A>, dims: Dims, args: A) -> Result<()> {
+        self.queue(kernel, dims, args, false)
+    }
+
+    /// As [`Self::launch`], of a kernel that may start before the launch before it has ended: it calls
+    /// `thread::wait_for_previous` before it touches what that launch writes, and before it writes anything.
+    pub fn launch_overlapping<A: Copy + Send + Sync + 'static>(
+        &self,
+        kernel: &Kernel<A>,
+        dims: Dims,
+        args: A,
+    ) -> Result<()> {
+        self.queue(kernel, dims, args, true)
+    }
+
+    fn queue<A: Copy + Send + Sync + 'static>(
+        &self,
+        kernel: &Kernel<A>,
+        dims: Dims,
+        args: A,
+        overlap: bool,
+    ) -> Result<()> {
         if dims.grid.contains(&0) {
             return Ok(());
         }
@@ -188,7 +209,7 @@ impl Device {
         LAUNCHED.with_borrow_mut(|names| names.insert(kernel.name()));
         match &*self.0 {
             Backend::Cpu(d) => d.launch(kernel, dims, args),
-            Backend::Cuda(d) => d.launch(kernel.name(), dims, (&raw const args).cast()),
+            Backend::Cuda(d) => d.launch(kernel.name(), dims, (&raw const args).cast(), overlap),
         }
     }
 

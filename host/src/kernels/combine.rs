@@ -43,5 +43,5 @@ pub fn combine(device: &Device, p: Combine) -> Result<()> {
         top_k: p.top_k as u32,
     };
     let dims = Dims { grid: [p.rows as u32, parts as u32, 1], block: [kernel::THREADS, 1, 1], shared: 0 };
-    device.launch(&kernel::COMBINE, dims, args)
+    device.launch_overlapping(&kernel::COMBINE, dims, args)
 }

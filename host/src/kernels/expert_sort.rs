@@ -33,5 +33,5 @@ pub fn expert_sort(device: &Device, p: ExpertSort) -> Result<()> {
     let args =
         ExpertSortArgs { ids: p.ids, order: p.order, tiles: p.tiles, pairs: p.pairs as u32, experts: p.experts as u32 };
     let dims = Dims { grid: [1, 1, 1], block: [kernel::THREADS, 1, 1], shared: 0 };
-    device.launch(&kernel::EXPERT_SORT, dims, args)
+    device.launch_overlapping(&kernel::EXPERT_SORT, dims, args)
 }

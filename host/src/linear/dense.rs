@@ -1,15 +1,14 @@
 //! `linear`: rows of x times a weight.
 
-use cuda_std::{Element, Global, GlobalMut, Kernel, bf16};
-use gpu::args::linear::{DenseRows, GemmArgs, GemmShape};
-use gpu::kernels::gemm::LANE_K;
-use gpu::kernels::gemm_bf16::{GEMM_BF16_M8, GEMM_BF16_M64};
+use cuda_std::{GlobalMut, Kernel};
+use gpu::args::linear::{DenseRows, GemmArgs, GemmShape, StreamArgs, StreamShape};
 use gpu::kernels::gemm_f32::GEMM_F32;
-use gpu::kernels::gemm_w4a16::{GEMM_W4A16_M8, GEMM_W4A16_M64, GEMM_W4A16_S32_M8, GEMM_W4A16_S32_M64};
+use gpu::kernels::stream::{LANE_K, TILE_N};
+use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
-use super::plan::{Plan, explain};
+use super::plan::{Plan, RowsVariant, explain};
 use super::pool::Kind;
-use super::{ScaleType, Weight};
+use super::{Format, ScaleType, Weight};
 use crate::device::{Device, Result};
 use crate::kernels::{Acts, contract};
 
@@ -70,21 +69,14 @@ impl Product<'_> {
             _ => rows_inside || apart(y_stride, y_batch, rows),
         };
         contract(name, apart, || format!("{}: y strides {y_stride} and {y_batch} overlap", what()))?;
-        let fits = rows <= i32::MAX as usize && plan.grid[1] as usize <= MAX_GRID && batch <= MAX_GRID;
+        let fits = [rows, plan.units].iter().all(|&size| size <= i32::MAX as usize)
+            && (weight.format() != Format::F32
+                || n.div_ceil(TILE_N * plan.tiles_per_block) <= MAX_GRID && batch <= MAX_GRID);
         contract(name, fits, || format!("{}: more than a grid can hold", what()))
     }
 
-    fn launch<W: Copy + Send + Sync, X: Element>(
-        &self,
-        device: &Device,
-        plan: Plan,
-        entry: &Kernel<GemmArgs<W, X>>,
-        weights: W,
-        x: Global<X>,
-        wide: bool,
-    ) -> Result<()> {
-        let shape = GemmShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split, wide: wide as u32 };
-        let rows = DenseRows {
+    fn dense_rows(&self, plan: &Plan) -> DenseRows {
+        DenseRows {
             x_stride: self.x_stride as u64,
             x_batch: self.x_batch as u64,
             y_stride: self.y_stride as u64,
@@ -92,19 +84,28 @@ impl Product<'_> {
             rows: self.rows as u32,
             rows_per_block: plan.rows_per_block as u32,
             accumulate: self.accumulate as u32,
-        };
-        device.launch(entry, plan.dims(), GemmArgs { weights, x, y: self.y, shape, rows })
+        }
     }
 
-    fn launch_bf16<W: Copy + Send + Sync>(
-        &self,
-        device: &Device,
-        plan: Plan,
-        few: &Kernel<GemmArgs<W, bf16>>,
-        many: &Kernel<GemmArgs<W, bf16>>,
-        weights: W,
-    ) -> Result<()> {
-        let entry = if plan.row_tiles == 1 { few } else { many };
+    fn launch_f32(&self, device: &Device, plan: Plan) -> Result<()> {
+        let x = self.x.f32;
+        self.check(GEMM_F32.name(), &plan, x.len())?;
+        let sizes = [self.weight.k(), self.x_stride, self.x_batch];
+        let wide = x.addr().is_multiple_of(WIDE) && sizes.iter().all(|size| size.is_multiple_of(WIDE_F32));
+        let (n, k, k_split) = (plan.n as u32, plan.k as u32, plan.k_split as u32);
+        let shape = GemmShape { n, k, k_split, wide: wide as u32 };
+        let (weights, rows) = (self.weight.pool().f32(), self.dense_rows(&plan));
+        device.launch(&GEMM_F32, plan.dims_f32(false), GemmArgs { weights, x, y: self.y, shape, rows })
+    }
+
+    fn launch_streamed(&self, device: &Device, plan: Plan, entries: &Entries) -> Result<()> {
+        let entry = match plan.rows_variant {
+            RowsVariant::M8 => entries.m8,
+            RowsVariant::M8Few => entries.m8_few,
+            RowsVariant::M16 => entries.m16,
+            RowsVariant::M16Few => entries.m16_few,
+            RowsVariant::M64 => entries.m64,
+        };
         let x = self.x.bf16;
         self.check(entry.name(), &plan, x.len())?;
         let strides = [(self.x_stride, self.rows), (self.x_batch, self.weight.batch())];
@@ -117,31 +118,60 @@ impl Product<'_> {
                      begin at multiples of {k} elements"
             )
         })?;
-        self.launch(device, plan, entry, weights, x, true)
+        let args = StreamArgs {
+            weights: self.weight.pool().words(),
+            x,
+            y: self.y,
+            shape: StreamShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split as u32 },
+            rows: self.dense_rows(&plan),
+            batch: plan.batch as u32,
+            row_blocks: plan.row_blocks() as u32,
+        };
+        device.launch_overlapping(entry, plan.dims(device), args)
     }
 }
 
 /// Queues a product.
 pub fn linear(device: &Device, p: &Product) -> Result<()> {
-    let pool = p.weight.pool();
     if p.rows == 0 {
         return Ok(());
     }
     let plan = explain(p.weight, p.rows);
-    match pool.kind {
-        Kind::F32 => {
-            let x = p.x.f32;
-            p.check(GEMM_F32.name(), &plan, x.len())?;
-            let sizes = [p.weight.k(), p.x_stride, p.x_batch];
-            let wide = x.addr().is_multiple_of(WIDE) && sizes.iter().all(|size| size.is_multiple_of(WIDE_F32));
-            p.launch(device, plan, &GEMM_F32, pool.f32(), x, wide)
-        }
-        Kind::Bf16 => p.launch_bf16(device, plan, &GEMM_BF16_M8, &GEMM_BF16_M64, pool.bf16()),
-        Kind::W4a16(ScaleType::Bf16) => {
-            p.launch_bf16(device, plan, &GEMM_W4A16_M8, &GEMM_W4A16_M64, pool.w4a16::<bf16>())
-        }
-        Kind::W4a16(ScaleType::F32) => {
-            p.launch_bf16(device, plan, &GEMM_W4A16_S32_M8, &GEMM_W4A16_S32_M64, pool.w4a16::<f32>())
-        }
+    match p.weight.pool().kind {
+        Kind::F32 => p.launch_f32(device, plan),
+        Kind::Bf16 => p.launch_streamed(device, plan, &BF16),
+        Kind::W4a16(ScaleType::Bf16) => p.launch_streamed(device, plan, &W4A16),
+        Kind::W4a16(ScaleType::F32) => p.launch_streamed(device, plan, &W4A16_S32),
     }
 }
+
+/// A format's kernels: by rows of x, and for few or many tiles of weights.
+struct Entries {
+    m8: &'static Kernel<StreamArgs>,
+    m8_few: &'static Kernel<StreamArgs>,
+    m16: &'static Kernel<StreamArgs>,
+    m16_few: &'static Kernel<StreamArgs>,
+    m64: &'static Kernel<StreamArgs>,
+}
+
+static BF16: Entries = Entries {
+    m8: &gemm_bf16::GEMM_BF16_M8,
+    m8_few: &gemm_bf16::GEMM_BF16_M8_FEW,
+    m16: &gemm_bf16::GEMM_BF16_M16,
+    m16_few: &gemm_bf16::GEMM_BF16_M16_FEW,
+    m64: &gemm_bf16::GEMM_BF16_M64,
+};
+static W4A16: Entries = Entries {
+    m8: &gemm_w4a16::GEMM_W4A16_M8,
+    m8_few: &gemm_w4a16::GEMM_W4A16_M8_FEW,
+    m16: &gemm_w4a16::GEMM_W4A16_M16,
+    m16_few: &gemm_w4a16::GEMM_W4A16_M16_FEW,
+    m64: &gemm_w4a16::GEMM_W4A16_M64,
+};
+static W4A16_S32: Entries = Entries {
+    m8: &gemm_w4a16::GEMM_W4A16_S32_M8,
+    m8_few: &gemm_w4a16::GEMM_W4A16_S32_M8_FEW,
+    m16: &gemm_w4a16::GEMM_W4A16_S32_M16,
+    m16_few: &gemm_w4a16::GEMM_W4A16_S32_M16_FEW,
+    m64: &gemm_w4a16::GEMM_W4A16_S32_M64,
+};

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use cuda_std::bf16;
-use gpu::kernels::gemm::STEP_K;
+use gpu::kernels::stream::STEP_K;
 
 use crate::device::{DeviceError, Result};
 use crate::kernels::contract;

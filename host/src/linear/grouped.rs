@@ -1,7 +1,7 @@
 //! `grouped_linear`: rows gathered by expert times that expert's weight.
 
-use cuda_std::{Element, Global, GlobalMut, Kernel, bf16};
-use gpu::args::linear::{ABSENT, GemmShape, GroupedGemmArgs, GroupedRows};
+use cuda_std::{Global, GlobalMut, Kernel};
+use gpu::args::linear::{ABSENT, GemmShape, GroupedGemmArgs, GroupedRows, GroupedStreamArgs, StreamShape};
 use gpu::kernels::gemm_bf16::GROUPED_GEMM_BF16;
 use gpu::kernels::gemm_f32::GROUPED_GEMM_F32;
 use gpu::kernels::gemm_w4a16::{GROUPED_GEMM_W4A16, GROUPED_GEMM_W4A16_S32};
@@ -18,6 +18,8 @@ const EXPERTS: &str = "experts";
 const WIDE: usize = 16;
 /// Words of `tiles` for one tile.
 const TILE_WORDS: usize = 3;
+/// Weight rows of a unit at least.
+const TILE_ROWS: usize = gpu::kernels::stream::TILE_N;
 
 /// One matrix `[n, k]` for each expert, each in its own format, pooled by format.
 pub struct ExpertWeights {
@@ -25,16 +27,17 @@ pub struct ExpertWeights {
     n: usize,
     k: usize,
     formats: Vec<Format>,
+    kinds: Vec<Kind>,
     pools: Vec<ExpertPool>,
 }
 
 /// The experts of one kind.
-struct ExpertPool {
-    pool: Pool,
+pub(super) struct ExpertPool {
+    pub pool: Pool,
     /// The format of its first expert, for the plan.
-    format: Format,
+    pub format: Format,
     /// For each expert its matrix in the pool, or `ABSENT`.
-    slots: Buffer<u32>,
+    pub slots: Buffer<u32>,
 }
 
 impl ExpertWeights {
@@ -63,7 +66,8 @@ impl ExpertWeights {
             pools.push(ExpertPool { pool, format: first.format(), slots: device.upload(&slots)? });
         }
         let formats = experts.iter().map(HostWeight::format).collect();
-        Ok(Self { name: name.to_string(), n, k, formats, pools })
+        let kinds = experts.iter().map(|expert| Kind::of(&expert.data)).collect();
+        Ok(Self { name: name.to_string(), n, k, formats, kinds, pools })
     }
 
     pub fn name(&self) -> &str {
@@ -97,6 +101,15 @@ impl ExpertWeights {
         self.pools.iter().map(|p| p.pool.bytes() + p.slots.bytes()).sum()
     }
 
+    /// How each expert is multiplied.
+    pub(super) fn kinds(&self) -> &[Kind] {
+        &self.kinds
+    }
+
+    pub(super) fn pools(&self) -> &[ExpertPool] {
+        &self.pools
+    }
+
     /// One plan a pool.
     pub(super) fn plans(&self, pairs: usize) -> impl Iterator<Item = Plan> {
         self.pools.iter().map(move |p| Plan::grouped(p.pool.kind, p.format, p.pool.count, self.n, self.k, pairs))
@@ -115,54 +128,94 @@ pub struct Grouped<'a> {
     /// `[1 + 3 * pairs]`: the number of tiles, then for each: expert, first index into `order`, count 1..=8.
     pub tiles: Global<u32>,
     pub pairs: usize,
+    /// Whether `order` and `tiles` were written before the launch before this one.
+    pub settled: bool,
     /// `[pairs, n]`, indexed by pair.
     pub y: GlobalMut<f32>,
 }
 
 impl Grouped<'_> {
     fn check(&self, name: &'static str, format: Format, x_len: usize) -> Result<()> {
-        let Self { weights, x_rows_per_token: share, pairs, .. } = *self;
-        let what = || format!("`{}` [{}, {}, {}] x {pairs} pairs", weights.name, weights.len(), weights.n, weights.k);
-        contract(name, x_len > 0, || format!("{}: {format} weights read activations that are absent", what()))?;
-        contract(name, share > 0 && pairs.is_multiple_of(share), || {
-            format!("{}: {share} pairs a row of x, which does not divide them", what())
-        })?;
-        contract(name, pairs <= i32::MAX as usize, || format!("{}: more than a grid can hold", what()))?;
-        let sizes = [
-            ("x", x_len, pairs / share * weights.k),
-            ("y", self.y.len(), pairs * weights.n),
-            ("order", self.order.len(), pairs),
-            ("tiles", self.tiles.len(), 1 + TILE_WORDS * pairs),
-        ];
-        for (part, found, expected) in sizes {
-            contract(name, found >= expected, || format!("{}: {part} holds {found}, expected {expected}", what()))?;
-        }
-        Ok(())
+        let Self { weights, x_rows_per_token, pairs, order, tiles, .. } = *self;
+        let gathered = Gathered { weights, x_len, x_rows_per_token, pairs, order: order.len(), tiles: tiles.len() };
+        gathered.check(name, format)?;
+        gathered.holds(name, "y", self.y.len(), pairs * weights.n)
     }
 
-    fn launch<W: Copy + Send + Sync, X: Element>(
-        &self,
-        device: &Device,
-        (experts, plan): (&ExpertPool, Plan),
-        entry: &Kernel<GroupedGemmArgs<W, X>>,
-        weights: W,
-        x: Global<X>,
-    ) -> Result<()> {
-        self.check(entry.name(), plan.format, x.len())?;
-        let aligned = x.addr().is_multiple_of(WIDE as u64);
-        // A row of x has k elements and no gap: bf16 weights and w4a16 have multiples of 16.
-        let wide = aligned && (plan.k * size_of::<X>()).is_multiple_of(WIDE);
-        contract(entry.name(), wide || plan.format == Format::F32, || {
-            format!("`{}`: x begins {} bytes past a multiple of {WIDE}", self.weights.name, x.addr() % WIDE as u64)
-        })?;
-        let shape = GemmShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split, wide: wide as u32 };
-        let rows = GroupedRows {
+    fn rows(&self, experts: &ExpertPool) -> GroupedRows {
+        GroupedRows {
             order: self.order,
             tiles: self.tiles,
             slots: experts.slots.view(),
             pairs_per_row: self.x_rows_per_token as u32,
-        };
-        device.launch(entry, plan.dims(), GroupedGemmArgs { weights, x, y: self.y, shape, rows })
+            settled: self.settled as u32,
+        }
+    }
+
+    fn launch_f32(&self, device: &Device, (experts, plan): (&ExpertPool, Plan)) -> Result<()> {
+        let x = self.x.f32;
+        self.check(GROUPED_GEMM_F32.name(), plan.format, x.len())?;
+        // A row of x has k elements and no gap.
+        let wide = x.addr().is_multiple_of(WIDE as u64) && (plan.k * size_of::<f32>()).is_multiple_of(WIDE);
+        let (n, k, k_split) = (plan.n as u32, plan.k as u32, plan.k_split as u32);
+        let shape = GemmShape { n, k, k_split, wide: wide as u32 };
+        let (weights, rows) = (experts.pool.f32(), self.rows(experts));
+        device.launch(&GROUPED_GEMM_F32, plan.dims_f32(true), GroupedGemmArgs { weights, x, y: self.y, shape, rows })
+    }
+
+    fn launch_streamed(
+        &self,
+        device: &Device,
+        (experts, plan): (&ExpertPool, Plan),
+        entry: &Kernel<GroupedStreamArgs>,
+    ) -> Result<()> {
+        let x = self.x.bf16;
+        self.check(entry.name(), plan.format, x.len())?;
+        aligned_x(entry.name(), &self.weights.name, x.addr())?;
+        let shape = StreamShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split as u32 };
+        let (weights, rows) = (experts.pool.words(), self.rows(experts));
+        device.launch_overlapping(entry, plan.dims(device), GroupedStreamArgs { weights, x, y: self.y, shape, rows })
+    }
+}
+
+/// Rows of x of streamed products are read 16 bytes at a time; k is a multiple of 16 there, and rows have no gap.
+pub(super) fn aligned_x(kernel: &'static str, weights: &str, addr: u64) -> Result<()> {
+    contract(kernel, addr.is_multiple_of(WIDE as u64), || {
+        format!("`{weights}`: x begins {} bytes past a multiple of {WIDE}", addr % WIDE as u64)
+    })
+}
+
+/// Sizes of a gathered product, for the checks that all of them share.
+pub(super) struct Gathered<'a> {
+    pub weights: &'a ExpertWeights,
+    pub x_len: usize,
+    pub x_rows_per_token: usize,
+    pub pairs: usize,
+    pub order: usize,
+    pub tiles: usize,
+}
+
+impl Gathered<'_> {
+    fn what(&self) -> String {
+        let Self { weights, pairs, .. } = *self;
+        format!("`{}` [{}, {}, {}] x {pairs} pairs", weights.name, weights.len(), weights.n, weights.k)
+    }
+
+    pub fn holds(&self, name: &'static str, part: &str, found: usize, expected: usize) -> Result<()> {
+        contract(name, found >= expected, || format!("{}: {part} holds {found}, expected {expected}", self.what()))
+    }
+
+    pub fn check(&self, name: &'static str, format: Format) -> Result<()> {
+        let Self { weights, x_len, x_rows_per_token: share, pairs, .. } = *self;
+        contract(name, x_len > 0, || format!("{}: {format} weights read activations that are absent", self.what()))?;
+        contract(name, share > 0 && pairs.is_multiple_of(share), || {
+            format!("{}: {share} pairs a row of x, which does not divide them", self.what())
+        })?;
+        let units = pairs.checked_mul(weights.n).is_some_and(|all| all <= u32::MAX as usize * TILE_ROWS);
+        contract(name, pairs <= i32::MAX as usize && units, || format!("{}: more than a grid can hold", self.what()))?;
+        self.holds(name, "x", x_len, pairs / share * weights.k)?;
+        self.holds(name, "order", self.order, pairs)?;
+        self.holds(name, "tiles", self.tiles, 1 + TILE_WORDS * pairs)
     }
 }
 
@@ -172,13 +225,11 @@ pub fn grouped_linear(device: &Device, p: &Grouped) -> Result<()> {
         return Ok(());
     }
     for part in p.weights.pools.iter().zip(p.weights.plans(p.pairs)) {
-        let pool = &part.0.pool;
-        let x = p.x.bf16;
-        match pool.kind {
-            Kind::F32 => p.launch(device, part, &GROUPED_GEMM_F32, pool.f32(), p.x.f32)?,
-            Kind::Bf16 => p.launch(device, part, &GROUPED_GEMM_BF16, pool.bf16(), x)?,
-            Kind::W4a16(ScaleType::Bf16) => p.launch(device, part, &GROUPED_GEMM_W4A16, pool.w4a16::<bf16>(), x)?,
-            Kind::W4a16(ScaleType::F32) => p.launch(device, part, &GROUPED_GEMM_W4A16_S32, pool.w4a16::<f32>(), x)?,
+        match part.0.pool.kind {
+            Kind::F32 => p.launch_f32(device, part)?,
+            Kind::Bf16 => p.launch_streamed(device, part, &GROUPED_GEMM_BF16)?,
+            Kind::W4a16(ScaleType::Bf16) => p.launch_streamed(device, part, &GROUPED_GEMM_W4A16)?,
+            Kind::W4a16(ScaleType::F32) => p.launch_streamed(device, part, &GROUPED_GEMM_W4A16_S32)?,
         }
     }
     Ok(())

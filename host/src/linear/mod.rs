@@ -6,6 +6,7 @@
 
 mod dense;
 mod format;
+mod gate_up;
 mod grouped;
 mod plan;
 mod pool;
@@ -13,6 +14,7 @@ mod weight;
 
 pub use dense::{Product, linear};
 pub use format::{Format, GROUPS, HostData, HostWeight, ScaleType};
+pub use gate_up::{GateUp, explain_gate_up, gate_up};
 pub use grouped::{ExpertWeights, Grouped, grouped_linear};
-pub use plan::{Plan, explain, explain_grouped, grouped_kernel, kernel};
+pub use plan::{Plan, explain, explain_grouped, gate_up_kernel, grouped_kernel, kernel};
 pub use weight::Weight;

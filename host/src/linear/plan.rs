@@ -5,16 +5,20 @@
 
 use std::fmt;
 
-use gpu::kernels::gemm::{CHUNK_K, MAX_TILES, MAX_WARPS, TILE_M, TILE_N, shared_bytes};
+use gpu::kernels::gemm_f32::{MAX_WARPS, shared_bytes};
+use gpu::kernels::stream::{self, CHUNK_K, TILE_M, TILE_N, Variant, WARPS};
+use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
 use super::pool::Kind;
 use super::{ExpertWeights, Format, HostWeight, ScaleType, Weight};
-use crate::device::Dims;
+use crate::device::{Device, Dims};
 
-/// k from which a second warp joins in a tile's sums, and so on: less would cost more in the barrier than it saves.
+/// k from which a second warp joins in an f32 tile's sums, and so on: less would cost more in the barrier than it saves.
 const K_PER_WARP: usize = 512;
-/// Blocks along x of a grouped product: each takes tiles in turn, so that a step with few tiles starts few blocks.
+/// Blocks along x of a grouped f32 product: each takes tiles in turn, so that few tiles start few blocks.
 const GROUPED_BLOCKS: usize = 16;
+/// Shared memory that a multiprocessor keeps for itself of each block's, bytes.
+const RESERVED: u32 = 1024;
 
 /// How one product runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,37 +31,87 @@ pub struct Plan {
     pub k: usize,
     /// Rows of x; of a grouped product, pairs.
     pub rows: usize,
-    /// Warps that share the sums of a 16-row tile.
-    pub k_split: u32,
-    /// Tiles of 16 weight rows that a block owns.
-    pub tiles_per_block: u32,
-    /// Rows of x that a block multiplies.
+    /// Slices of k that are summed apart, by one warp each.
+    pub k_split: usize,
+    /// Tiles of 16 weight rows that a block owns at a time.
+    pub tiles_per_block: usize,
+    /// Rows of x that a block multiplies at a time.
     pub rows_per_block: usize,
-    pub grid: [u32; 3],
+    /// What blocks take in turn; of a grouped product, at most.
+    pub units: usize,
+    /// Threads of a block.
     pub block: u32,
     /// Dynamic shared memory of a block, bytes.
     pub shared: u32,
     /// Bytes of weights that are read at least once.
     pub weight_bytes: usize,
-    /// Tiles of rows that the kernel can hold.
-    pub(super) row_tiles: usize,
+    /// Blocks of a multiprocessor at once.
+    pub(super) resident: u32,
+    pub(super) rows_variant: RowsVariant,
 }
 
-/// Warps that share a tile's sums.
-fn k_split(k: usize) -> u32 {
-    let wanted = (k / K_PER_WARP).clamp(1, MAX_WARPS as usize) as u32;
-    1 << wanted.ilog2()
+/// Which of a format's dense kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowsVariant {
+    M8,
+    M8Few,
+    M16,
+    M16Few,
+    M64,
 }
 
-fn dense_kernel(kind: Kind, many: bool) -> (&'static str, usize) {
-    match (kind, many) {
-        (Kind::F32, _) => ("gemm_f32", 1),
-        (Kind::Bf16, false) => ("gemm_bf16_m8", 1),
-        (Kind::Bf16, true) => ("gemm_bf16_m64", MAX_TILES),
-        (Kind::W4a16(ScaleType::Bf16), false) => ("gemm_w4a16_m8", 1),
-        (Kind::W4a16(ScaleType::Bf16), true) => ("gemm_w4a16_m64", MAX_TILES),
-        (Kind::W4a16(ScaleType::F32), false) => ("gemm_w4a16_s32_m8", 1),
-        (Kind::W4a16(ScaleType::F32), true) => ("gemm_w4a16_s32_m64", MAX_TILES),
+/// Tiles of weights up to which each goes to a warp team of its own: with two a team, half of a large GPU's
+/// multiprocessors would have none.
+const FEW_TILES: usize = 264;
+
+impl RowsVariant {
+    fn of(n: usize, rows: usize) -> Self {
+        let few = n.div_ceil(TILE_N) <= FEW_TILES;
+        match rows.div_ceil(TILE_M) {
+            0 | 1 if few => Self::M8Few,
+            0 | 1 => Self::M8,
+            2 if few => Self::M16Few,
+            2 => Self::M16,
+            _ => Self::M64,
+        }
+    }
+
+    fn variant(self, kind: Kind) -> Variant {
+        match (kind, self) {
+            (Kind::Bf16, Self::M8) => gemm_bf16::M8,
+            (Kind::Bf16, Self::M8Few) => gemm_bf16::M8_FEW,
+            (Kind::Bf16, Self::M16) => gemm_bf16::M16,
+            (Kind::Bf16, Self::M16Few) => gemm_bf16::M16_FEW,
+            (Kind::Bf16, Self::M64) => gemm_bf16::M64,
+            (Kind::W4a16(ScaleType::F32), Self::M8) => gemm_w4a16::M8_S32,
+            (_, Self::M8) => gemm_w4a16::M8,
+            (_, Self::M8Few) => gemm_w4a16::M8_FEW,
+            (_, Self::M16) => gemm_w4a16::M16,
+            (_, Self::M16Few) => gemm_w4a16::M16_FEW,
+            (_, Self::M64) => gemm_w4a16::M64,
+        }
+    }
+}
+
+fn dense_kernel(kind: Kind, rows: RowsVariant) -> &'static str {
+    use RowsVariant::{M8, M8Few, M16, M16Few, M64};
+    match (kind, rows) {
+        (Kind::F32, _) => "gemm_f32",
+        (Kind::Bf16, M8) => "gemm_bf16_m8",
+        (Kind::Bf16, M8Few) => "gemm_bf16_m8_few",
+        (Kind::Bf16, M16) => "gemm_bf16_m16",
+        (Kind::Bf16, M16Few) => "gemm_bf16_m16_few",
+        (Kind::Bf16, M64) => "gemm_bf16_m64",
+        (Kind::W4a16(ScaleType::Bf16), M8) => "gemm_w4a16_m8",
+        (Kind::W4a16(ScaleType::Bf16), M8Few) => "gemm_w4a16_m8_few",
+        (Kind::W4a16(ScaleType::Bf16), M16) => "gemm_w4a16_m16",
+        (Kind::W4a16(ScaleType::Bf16), M16Few) => "gemm_w4a16_m16_few",
+        (Kind::W4a16(ScaleType::Bf16), M64) => "gemm_w4a16_m64",
+        (Kind::W4a16(ScaleType::F32), M8) => "gemm_w4a16_s32_m8",
+        (Kind::W4a16(ScaleType::F32), M8Few) => "gemm_w4a16_s32_m8_few",
+        (Kind::W4a16(ScaleType::F32), M16) => "gemm_w4a16_s32_m16",
+        (Kind::W4a16(ScaleType::F32), M16Few) => "gemm_w4a16_s32_m16_few",
+        (Kind::W4a16(ScaleType::F32), M64) => "gemm_w4a16_s32_m64",
     }
 }
 
@@ -70,9 +124,19 @@ fn grouped_kernel_of(kind: Kind) -> &'static str {
     }
 }
 
+/// The kernel that multiplies gate and up of experts of one kind together; f32 has none.
+fn gate_up_kernel_of(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::F32 => None,
+        Kind::Bf16 => Some("gate_up_gemm_bf16"),
+        Kind::W4a16(ScaleType::Bf16) => Some("gate_up_gemm_w4a16"),
+        Kind::W4a16(ScaleType::F32) => Some("gate_up_gemm_w4a16_s32"),
+    }
+}
+
 /// The kernel that multiplies `rows` rows with such a weight.
 pub fn kernel(weight: &HostWeight, rows: usize) -> &'static str {
-    dense_kernel(Kind::of(&weight.data), rows > TILE_M).0
+    dense_kernel(Kind::of(&weight.data), RowsVariant::of(weight.n, rows))
 }
 
 /// The kernel that multiplies gathered rows with such an expert.
@@ -80,32 +144,105 @@ pub fn grouped_kernel(expert: &HostWeight) -> &'static str {
     grouped_kernel_of(Kind::of(&expert.data))
 }
 
+/// The kernel that multiplies gathered rows with gate and up of such an expert together.
+pub fn gate_up_kernel(expert: &HostWeight) -> Option<&'static str> {
+    gate_up_kernel_of(Kind::of(&expert.data))
+}
+
 impl Plan {
     pub(super) fn dense(kind: Kind, format: Format, batch: usize, n: usize, k: usize, rows: usize) -> Self {
-        let (kernel, row_tiles) = dense_kernel(kind, rows > TILE_M);
-        // Blocks of equal size: 65 rows are 40 and 25, not 64 and 1.
+        let rows_variant = RowsVariant::of(n, rows);
+        let kernel = dense_kernel(kind, rows_variant);
         let tiles = rows.div_ceil(TILE_M);
-        let blocks = tiles.div_ceil(row_tiles);
+        let (plan, most) = match kind.tile_words() {
+            None => (Self::of_f32(kernel, format, n, k), 1),
+            Some(words) => {
+                let variant = rows_variant.variant(kind);
+                (Self::streamed(kernel, format, [n, k, stream::k_split(k)], variant, variant.nt, words), variant.mt)
+            }
+        };
+        // Blocks of equal size: 65 rows are 40 and 25, not 64 and 1.
+        let blocks = tiles.div_ceil(most);
         let rows_per_block = tiles.checked_div(blocks).map_or(0, |_| tiles.div_ceil(blocks)) * TILE_M;
-        let mut plan = Self::divided(kernel, format, n, k, row_tiles);
-        plan.grid[0] = blocks as u32;
-        plan.grid[2] = batch as u32;
-        Self { batch, rows, rows_per_block, weight_bytes: batch * kind.matrix_bytes(n, k), ..plan }
+        let weight_bytes = batch * kind.matrix_bytes(n, k);
+        Self { batch, rows, rows_per_block, weight_bytes, rows_variant, units: batch * blocks * plan.units, ..plan }
     }
 
     /// `experts`: how many have this kind. At least one tile for each expert in use, at most as many as pairs.
     pub(super) fn grouped(kind: Kind, format: Format, experts: usize, n: usize, k: usize, pairs: usize) -> Self {
-        let mut plan = Self::divided(grouped_kernel_of(kind), format, n, k, 1);
-        plan.grid[0] = pairs.min(GROUPED_BLOCKS) as u32;
+        let kernel = grouped_kernel_of(kind);
+        let plan = match kind.tile_words() {
+            None => Self::of_f32(kernel, format, n, k),
+            Some(words) => {
+                let variant = RowsVariant::M8.variant(kind);
+                Self::streamed(kernel, format, [n, k, stream::k_split_grouped(k)], variant, variant.nt, words)
+            }
+        };
         let weight_bytes = experts.min(pairs) * kind.matrix_bytes(n, k);
-        Self { batch: experts, rows: pairs, rows_per_block: TILE_M, weight_bytes, ..plan }
+        Self { batch: experts, rows: pairs, rows_per_block: TILE_M, weight_bytes, units: pairs * plan.units, ..plan }
     }
 
-    fn divided(kernel: &'static str, format: Format, n: usize, k: usize, row_tiles: usize) -> Self {
-        let k_split = k_split(k);
-        let tiles = n.div_ceil(TILE_N) as u32;
-        let tiles_per_block = tiles.min(MAX_WARPS / k_split);
-        let warps = tiles_per_block * k_split;
+    /// As [`Self::grouped`], of gate and up together; none where a kind has no such kernel.
+    pub(super) fn gate_up(
+        kind: Kind,
+        format: Format,
+        experts: usize,
+        n: usize,
+        k: usize,
+        pairs: usize,
+    ) -> Option<Self> {
+        let (kernel, words) = (gate_up_kernel_of(kind)?, kind.tile_words()?);
+        let variant = RowsVariant::M8.variant(kind);
+        let plan = Self::streamed(kernel, format, [n, k, stream::k_split_grouped(k)], variant, 1, words);
+        let weight_bytes = 2 * experts.min(pairs) * kind.matrix_bytes(n, k);
+        Some(Self {
+            batch: experts,
+            rows: pairs,
+            rows_per_block: TILE_M,
+            weight_bytes,
+            units: pairs * plan.units,
+            ..plan
+        })
+    }
+
+    fn of_f32(kernel: &'static str, format: Format, n: usize, k: usize) -> Self {
+        let wanted = (k / K_PER_WARP).clamp(1, MAX_WARPS as usize);
+        let k_split = 1 << wanted.ilog2();
+        let tiles = n.div_ceil(TILE_N);
+        let tiles_per_block = tiles.min(MAX_WARPS as usize / k_split);
+        let warps = (tiles_per_block * k_split) as u32;
+        let block = warps * cuda_std::warp::WARP;
+        Self::one(kernel, format, n, k, k_split, tiles_per_block, block, shared_bytes(k_split as u32, warps))
+    }
+
+    /// `own`: tiles of a team that are rows of the result.
+    fn streamed(
+        kernel: &'static str,
+        format: Format,
+        [n, k, k_split]: [usize; 3],
+        variant: Variant,
+        own: usize,
+        words: usize,
+    ) -> Self {
+        let tiles_per_block = WARPS as usize / k_split * own;
+        let shared = variant.shared_bytes(words);
+        let plan = Self::one(kernel, format, n, k, k_split, tiles_per_block, stream::THREADS, shared);
+        Self { resident: variant.blocks, ..plan }
+    }
+
+    /// A product with one block of rows.
+    #[expect(clippy::too_many_arguments, reason = "the fields that both families fill")]
+    fn one(
+        kernel: &'static str,
+        format: Format,
+        n: usize,
+        k: usize,
+        k_split: usize,
+        tiles_per_block: usize,
+        block: u32,
+        shared: u32,
+    ) -> Self {
+        let units = n.div_ceil(TILE_N).div_ceil(tiles_per_block);
         Self {
             kernel,
             format,
@@ -116,32 +253,52 @@ impl Plan {
             k_split,
             tiles_per_block,
             rows_per_block: 0,
-            grid: [0, tiles.div_ceil(tiles_per_block), 1],
-            block: warps * cuda_std::warp::WARP,
-            shared: shared_bytes(k_split, warps, row_tiles),
+            units,
+            block,
+            shared,
             weight_bytes: 0,
-            row_tiles,
+            resident: 1,
+            rows_variant: RowsVariant::M8,
         }
     }
 
-    pub(super) fn dims(&self) -> Dims {
-        Dims { grid: self.grid, block: [self.block, 1, 1], shared: self.shared }
+    /// Blocks of rows of a dense product.
+    pub(super) fn row_blocks(&self) -> usize {
+        self.rows.div_ceil(self.rows_per_block.max(1))
+    }
+
+    /// Launch dimensions where blocks take units in turn: as many blocks as the device holds at once.
+    pub(super) fn dims(&self, device: &Device) -> Dims {
+        let info = device.info();
+        let fit = (info.max_shared + RESERVED) / (self.shared + RESERVED);
+        let blocks = info.multiprocessors as usize * fit.clamp(1, self.resident) as usize;
+        Dims { grid: [self.units.min(blocks) as u32, 1, 1], block: [self.block, 1, 1], shared: self.shared }
+    }
+
+    /// Launch dimensions of an f32 product: x = blocks of rows or tiles of pairs, y = tiles, z = matrices.
+    pub(super) fn dims_f32(&self, grouped: bool) -> Dims {
+        let y = self.n.div_ceil(TILE_N).div_ceil(self.tiles_per_block) as u32;
+        let grid = match grouped {
+            true => [self.rows.min(GROUPED_BLOCKS) as u32, y, 1],
+            false => [self.row_blocks() as u32, y, self.batch as u32],
+        };
+        Dims { grid, block: [self.block, 1, 1], shared: self.shared }
     }
 
     /// Multiplications and additions.
     pub fn flops(&self) -> usize {
-        2 * self.rows * self.n * self.k * if self.kernel.starts_with("grouped") { 1 } else { self.batch }
+        2 * self.rows * self.n * self.k * if self.kernel.contains("grouped") { 1 } else { self.batch }
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let Self { batch, rows, n, k, k_split, tiles_per_block, rows_per_block, grid: [x, y, z], block, .. } = *self;
-        let tile = tiles_per_block as usize * TILE_N;
+        let Self { batch, rows, n, k, k_split, tiles_per_block, rows_per_block, units, block, .. } = *self;
+        let tile = tiles_per_block * TILE_N;
         write!(
             f,
             "{} {batch} x [{n}, {k}] x {rows} rows: {}, {tile} x {rows_per_block} a block, k in {CHUNK_K}s over \
-             {k_split} warps, grid {x} x {y} x {z} of {block}, {} shared, {} weight bytes",
+             {k_split} warps, {units} units, blocks of {block}, {} shared, {} weight bytes",
             self.format, self.kernel, self.shared, self.weight_bytes
         )
     }

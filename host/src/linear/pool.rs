@@ -1,10 +1,12 @@
 //! Matrices of one shape and format on the device, in the layout that their kernel reads.
 
 use cuda_std::{Element, Global, GlobalMut, Kernel, bf16};
-use gpu::args::linear::{Bf16Weights, F32Weights, RepackArgs, W4a16Weights};
-use gpu::kernels::gemm::{CHUNK_K, TILE_N};
-use gpu::kernels::gemm_w4a16::{CHUNK_SCALES, CHUNK_WORDS};
-use gpu::kernels::repack_w4a16::{self as kernel, REPACK_W4A16, REPACK_W4A16_S32};
+use gpu::args::linear::{F32Weights, RepackArgs, RepackBf16Args};
+use gpu::kernels::gemm_w4a16::Scale;
+use gpu::kernels::repack_bf16::{self, REPACK_BF16};
+use gpu::kernels::repack_w4a16::{self, REPACK_W4A16, REPACK_W4A16_S32};
+use gpu::kernels::stream::{CHUNK_K, TILE_N};
+use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
 use super::{HostData, HostWeight, ScaleType};
 use crate::device::{Buffer, Device, Dims, Result};
@@ -28,13 +30,21 @@ impl Kind {
         }
     }
 
+    /// Words of a tile's chunk where weights are streamed.
+    pub fn tile_words(self) -> Option<usize> {
+        match self {
+            Self::F32 => None,
+            Self::Bf16 => Some(gemm_bf16::TILE_WORDS),
+            Self::W4a16(ScaleType::Bf16) => Some(<bf16 as gemm_w4a16::Scale>::TILE_WORDS),
+            Self::W4a16(ScaleType::F32) => Some(<f32 as gemm_w4a16::Scale>::TILE_WORDS),
+        }
+    }
+
     /// Bytes of a matrix `[n, k]` in its kernel's layout.
     pub fn matrix_bytes(self, n: usize, k: usize) -> usize {
-        let chunks = n.div_ceil(TILE_N) * k.div_ceil(CHUNK_K);
-        match self {
-            Self::F32 => n * k * size_of::<f32>(),
-            Self::Bf16 => n * k * size_of::<bf16>(),
-            Self::W4a16(scale) => chunks * (CHUNK_WORDS * size_of::<u32>() + CHUNK_SCALES * scale.bytes()),
+        match self.tile_words() {
+            None => n * k * size_of::<f32>(),
+            Some(words) => n.div_ceil(TILE_N) * k.div_ceil(CHUNK_K) * words * size_of::<u32>(),
         }
     }
 }
@@ -62,33 +72,23 @@ pub(super) struct Pool {
     pub count: usize,
     n: usize,
     k: usize,
-    /// The values, or the codes.
     values: Bytes,
-    /// Of W4A16 only.
-    scales: Bytes,
 }
 
 impl Pool {
     pub fn alloc(device: &Device, kind: Kind, count: usize, n: usize, k: usize) -> Result<Self> {
-        let chunks = count * n.div_ceil(TILE_N) * k.div_ceil(CHUNK_K);
-        let (values, scales) = match kind {
-            Kind::F32 | Kind::Bf16 => (count * kind.matrix_bytes(n, k), 0),
-            Kind::W4a16(scale) => (chunks * CHUNK_WORDS * size_of::<u32>(), chunks * CHUNK_SCALES * scale.bytes()),
-        };
-        let (values, scales) = (Bytes::alloc(device, values)?, Bytes::alloc(device, scales)?);
-        Ok(Self { kind, count, n, k, values, scales })
+        Ok(Self { kind, count, n, k, values: Bytes::alloc(device, count * kind.matrix_bytes(n, k))? })
     }
 
     pub fn bytes(&self) -> usize {
-        self.values.0.bytes() + self.scales.0.bytes()
+        self.values.0.bytes()
     }
 
     /// Uploads the matrices of `weight`, which has been checked and is of this kind and shape, from slot `first` on.
     pub fn put(&self, device: &Device, first: usize, weight: &HostWeight) -> Result<()> {
         match &weight.data {
-            HostData::F32(bytes) | HostData::Bf16(bytes) => {
-                self.values.0.write(first * self.kind.matrix_bytes(self.n, self.k), bytes)
-            }
+            HostData::F32(bytes) => self.values.0.write(first * self.kind.matrix_bytes(self.n, self.k), bytes),
+            HostData::Bf16(bytes) => self.repack_bf16(device, first, weight.batch, bytes),
             HostData::W4a16 { packed, scales, scale_type: ScaleType::Bf16, group } => {
                 self.repack::<bf16>(device, &REPACK_W4A16, first, weight.batch, packed, scales, *group)
             }
@@ -98,7 +98,25 @@ impl Pool {
         }
     }
 
-    fn repack<S: Element>(
+    /// Where `matrices` matrices from slot `first` on lie, and how many chunks of tiles they are.
+    fn place(&self, first: usize, matrices: usize) -> (GlobalMut<u32>, usize) {
+        let words = self.kind.matrix_bytes(self.n, self.k) / size_of::<u32>();
+        let chunks = matrices * self.n.div_ceil(TILE_N) * self.k.div_ceil(CHUNK_K);
+        (self.values.view_mut(first * words, matrices * words), chunks)
+    }
+
+    fn repack_bf16(&self, device: &Device, first: usize, matrices: usize, rows: &[u8]) -> Result<()> {
+        let rows = Bytes(device.upload(rows)?);
+        let (out, chunks) = self.place(first, matrices);
+        let (matrices, n, k) = (matrices as u32, self.n as u32, self.k as u32);
+        let args = RepackBf16Args { rows: rows.view(), out, matrices, n, k };
+        let grid = [chunks.div_ceil(repack_bf16::CHUNKS as usize) as u32, 1, 1];
+        device.launch(&REPACK_BF16, Dims { grid, block: [repack_bf16::THREADS, 1, 1], shared: 0 }, args)?;
+        // The upload is freed on return.
+        device.synchronize()
+    }
+
+    fn repack<S: Scale>(
         &self,
         device: &Device,
         entry: &Kernel<RepackArgs<S>>,
@@ -109,21 +127,18 @@ impl Pool {
         group: usize,
     ) -> Result<()> {
         let (packed, scales) = (device.upload(packed)?, Bytes(device.upload(scales)?));
-        let of_matrix = self.n.div_ceil(TILE_N) * self.k.div_ceil(CHUNK_K);
-        let (start, chunks) = (first * of_matrix, matrices * of_matrix);
+        let (out, chunks) = self.place(first, matrices);
         let args = RepackArgs {
             packed: packed.view(),
             scales: scales.view(),
-            out_codes: self.values.view_mut(start * CHUNK_WORDS, chunks * CHUNK_WORDS),
-            out_scales: self.scales.view_mut(start * CHUNK_SCALES, chunks * CHUNK_SCALES),
+            out,
             matrices: matrices as u32,
             n: self.n as u32,
             k: self.k as u32,
             group: group as u32,
         };
-        let grid = [chunks.div_ceil(kernel::CHUNKS as usize) as u32, 1, 1];
-        device.launch(entry, Dims { grid, block: [kernel::THREADS, 1, 1], shared: 0 }, args)?;
-        // The uploads are freed on return.
+        let grid = [chunks.div_ceil(repack_w4a16::CHUNKS as usize) as u32, 1, 1];
+        device.launch(entry, Dims { grid, block: [repack_w4a16::THREADS, 1, 1], shared: 0 }, args)?;
         device.synchronize()
     }
 
@@ -131,12 +146,8 @@ impl Pool {
         F32Weights { rows: self.values.view() }
     }
 
-    pub fn bf16(&self) -> Bf16Weights {
-        Bf16Weights { rows: self.values.view() }
-    }
-
-    /// `S` is the type that `kind` names.
-    pub fn w4a16<S: Element>(&self) -> W4a16Weights<S> {
-        W4a16Weights { codes: self.values.view(), scales: self.scales.view() }
+    /// The words that are streamed.
+    pub fn words(&self) -> Global<u32> {
+        self.values.view()
     }
 }

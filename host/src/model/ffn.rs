@@ -14,7 +14,7 @@ use super::Model;
 use super::layer::{Experts, Ffn, Layer, Mlp};
 use crate::device::{Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{Grouped, Product, grouped_linear, linear};
+use crate::linear::{GateUp, Grouped, Product, gate_up, grouped_linear, linear};
 
 impl Model {
     pub(super) fn ffn(&self, device: &Device, state: GlobalMut<u32>, rows: usize, layer: &Layer) -> Result<()> {
@@ -74,14 +74,24 @@ impl Model {
                 experts,
             },
         )?;
-        let grouped = |weights, x, x_rows_per_token, y: &crate::device::Buffer<f32>| {
-            let (order, tiles) = (s.order.view(), s.tiles.view());
-            grouped_linear(device, &Grouped { weights, x, x_rows_per_token, order, tiles, pairs, y: y.view_mut() })
-        };
-        grouped(&w.gate_proj, s.a.acts(), top_k, &s.gate)?;
-        grouped(&w.up_proj, s.a.acts(), top_k, &s.up)?;
-        s.act.swiglu(device, &s.gate, &s.up, pairs, c.moe_intermediate_size)?;
-        grouped(&w.down_proj, s.act.acts(), 1, &s.routed)?;
+        let (order, tiles) = (s.order.view(), s.tiles.view());
+        gate_up(
+            device,
+            &GateUp {
+                gate: &w.gate_proj,
+                up: &w.up_proj,
+                x: s.a.acts(),
+                x_rows_per_token: top_k,
+                order,
+                tiles,
+                pairs,
+                out_f32: s.act.f32.view_mut(),
+                out_bf16: s.act.bf16.view_mut(),
+                apart: [s.gate.view_mut(), s.up.view_mut()],
+            },
+        )?;
+        let (weights, x, y) = (&w.down_proj, s.act.acts(), s.routed.view_mut());
+        grouped_linear(device, &Grouped { weights, x, x_rows_per_token: 1, order, tiles, pairs, settled: true, y })?;
 
         let shared = match &w.shared_experts {
             None => Global::EMPTY,

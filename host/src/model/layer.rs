@@ -2,7 +2,7 @@
 
 use super::Model;
 use crate::device::Buffer;
-use crate::linear::{ExpertWeights, Weight, explain, explain_grouped};
+use crate::linear::{ExpertWeights, Plan, Weight, explain, explain_gate_up, explain_grouped};
 
 /// One decoder layer.
 pub(super) struct Layer {
@@ -64,9 +64,18 @@ impl Model {
                 Ffn::Experts(e) => {
                     lines.push(dense(&e.gate));
                     let pairs = rows * self.config.num_experts_per_tok;
-                    for w in [&e.gate_proj, &e.up_proj, &e.down_proj] {
-                        lines.extend(explain_grouped(w, pairs).iter().map(|plan| format!("{}: {plan}", w.name())));
+                    let grouped = |w: &ExpertWeights, plans: Vec<Plan>| -> Vec<String> {
+                        plans.iter().map(|plan| format!("{}: {plan}", w.name())).collect()
+                    };
+                    match explain_gate_up(&e.gate_proj, &e.up_proj, pairs) {
+                        Some(plans) => lines.extend(grouped(&e.gate_proj, plans)),
+                        None => {
+                            for w in [&e.gate_proj, &e.up_proj] {
+                                lines.extend(grouped(w, explain_grouped(w, pairs)));
+                            }
+                        }
                     }
+                    lines.extend(grouped(&e.down_proj, explain_grouped(&e.down_proj, pairs)));
                     lines.extend(e.shared_experts.iter().flat_map(mlp));
                 }
             }

@@ -69,6 +69,7 @@ const CHECKS: &[Check] = &[
     (&["tree_build"], tokens::tree_build),
     (&["accept"], tokens::accept),
     (&["advance"], tokens::advance),
+    (&["repack_bf16"], products::repack_bf16),
     (&["repack_w4a16"], products::repack_bf16_scales),
     (&["repack_w4a16_s32"], products::repack_f32_scales),
 ];

@@ -1,24 +1,24 @@
 //! Checks of the matrix products, through `linear` and `grouped_linear` alone: each format with few and with many rows,
-//! and the repacking of 4-bit weights.
+//! and the repacking.
 
 use std::borrow::Cow;
 
-use cuda_std::bf16;
+use cuda_std::{GlobalMut, bf16};
 
 use super::Random;
 use super::compare::{Found, Probe, equal, near};
 use crate::device::{self, Buffer, Device};
 use crate::kernels::Acts;
-use crate::linear::{
-    ExpertWeights, Grouped, HostData, HostWeight, Product, ScaleType, Weight, grouped_kernel, grouped_linear, kernel,
-    linear,
-};
+use crate::linear::{ExpertWeights, GateUp, Grouped, HostData, HostWeight, Product, ScaleType, Weight};
+use crate::linear::{gate_up, gate_up_kernel, grouped_kernel, grouped_linear, kernel, linear};
 use crate::reference::{self, bounds, linear as twin};
 
-/// Rows for the kernels of few rows, and a number that takes those of many.
-const ROWS: [usize; 2] = [3, 21];
+/// Rows for the kernels of up to 8, 16 and 64 rows.
+const ROWS: [usize; 3] = [3, 11, 21];
 /// Weight rows that fill no tile, k that two warps share.
 const SHAPE: [usize; 2] = [20, 1152];
+/// More tiles than are few.
+const TALL: [usize; 2] = [4240, 128];
 
 /// What a weight is stored as.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,8 +39,15 @@ const FORMATS: [Stored; 4] = [
 pub struct Case {
     pub kernel: &'static str,
     stored: Stored,
-    /// Rows of x; none for gathered rows.
-    rows: Option<usize>,
+    rows: Rows,
+}
+
+/// What is multiplied.
+#[derive(Clone, Copy)]
+enum Rows {
+    Dense([usize; 2], usize),
+    Grouped,
+    GateUp,
 }
 
 impl Case {
@@ -48,23 +55,30 @@ impl Case {
     pub fn all() -> Vec<Self> {
         let mut cases: Vec<Self> = Vec::new();
         for stored in FORMATS {
-            let sample = Sample::random(stored, SHAPE, &mut Random::new(0));
-            for rows in ROWS {
-                let kernel = kernel(&sample.host(), rows);
-                // f32 has one kernel for any number of rows.
-                if cases.iter().all(|case| case.kernel != kernel) {
-                    cases.push(Self { kernel, stored, rows: Some(rows) });
+            let sample = |shape| Sample::random(stored, shape, &mut Random::new(0));
+            let shapes = [(SHAPE, sample(SHAPE)), (TALL, sample(TALL))];
+            for (shape, sample) in &shapes {
+                for rows in ROWS {
+                    let kernel = kernel(&sample.host(), rows);
+                    // Most kernels take several shapes and numbers of rows: the first is enough.
+                    if cases.iter().all(|case| case.kernel != kernel) {
+                        cases.push(Self { kernel, stored, rows: Rows::Dense(*shape, rows) });
+                    }
                 }
             }
-            cases.push(Self { kernel: grouped_kernel(&sample.host()), stored, rows: None });
+            let sample = &shapes[0].1;
+            cases.push(Self { kernel: grouped_kernel(&sample.host()), stored, rows: Rows::Grouped });
+            let both = gate_up_kernel(&sample.host());
+            cases.extend(both.map(|kernel| Self { kernel, stored, rows: Rows::GateUp }));
         }
         cases
     }
 
     pub fn run(&self, p: &Probe) -> Found {
         match self.rows {
-            Some(rows) => dense(p, self.stored, rows),
-            None => grouped(p, self.stored),
+            Rows::Dense(shape, rows) => dense(p, self.stored, shape, rows),
+            Rows::Grouped => grouped(p, self.stored),
+            Rows::GateUp => both(p, self.stored),
         }
     }
 }
@@ -150,9 +164,9 @@ fn magnitudes<T: Copy>(values: &[T], abs: fn(T) -> T) -> Vec<T> {
     values.iter().map(|&v| abs(v)).collect()
 }
 
-fn dense(p: &Probe, stored: Stored, rows: usize) -> Found {
-    let ([n, k], mut random) = (SHAPE, Random::new(31));
-    let sample = Sample::random(stored, SHAPE, &mut random);
+fn dense(p: &Probe, stored: Stored, [n, k]: [usize; 2], rows: usize) -> Found {
+    let mut random = Random::new(31);
+    let sample = Sample::random(stored, [n, k], &mut random);
     let weight = Weight::new(p.device, &sample.host())?;
     let (x, y) = (X::upload(p.device, &random.floats(rows * k), stored)?, p.device.alloc(rows * n)?);
     p.launch(|| linear(p.device, &Product::plain(&weight, x.acts(), rows, y.view_mut())))?;
@@ -163,45 +177,107 @@ fn dense(p: &Probe, stored: Stored, rows: usize) -> Found {
 }
 
 /// Ten tokens, two of three experts each.
-fn grouped(p: &Probe, stored: Stored) -> Found {
-    let ([n, k], pairs, share, mut random) = (SHAPE, 20, 2, Random::new(32));
-    let samples: Vec<_> = (0..3).map(|_| Sample::random(stored, SHAPE, &mut random)).collect();
+struct Tokens {
+    experts: Vec<usize>,
+    order: Buffer<u32>,
+    tiles: Buffer<u32>,
+    x: X,
+}
+
+const EXPERTS: usize = 3;
+const PAIRS: usize = 20;
+/// Experts of a token.
+const SHARE: usize = 2;
+
+impl Tokens {
+    fn random(device: &Device, stored: Stored, random: &mut Random) -> device::Result<Self> {
+        let experts: Vec<_> = (0..PAIRS).map(|_| random.below(EXPERTS)).collect();
+        let ids: Vec<_> = experts.iter().map(|&e| e as u32).collect();
+        let (order, mut tiles) = reference::expert_sort(&ids, EXPERTS);
+        tiles.resize(1 + 3 * PAIRS, u32::MAX);
+        let x = X::upload(device, &random.floats(PAIRS / SHARE * SHAPE[1]), stored)?;
+        Ok(Self { experts, order: device.upload(&order)?, tiles: device.upload(&tiles)?, x })
+    }
+
+    /// The products in f64, and what their terms add up to.
+    fn products(&self, samples: &[Sample]) -> [Vec<f64>; 2] {
+        let values: Vec<_> = samples.iter().map(|s| s.values.clone()).collect();
+        let sizes: Vec<_> = values.iter().map(|v| magnitudes(v, f64::abs)).collect();
+        let of = |x: &[f32], w: &[Vec<f64>]| twin::grouped(x, SHARE, &self.experts, w, SHAPE[1]);
+        [of(&self.x.seen, &values), of(&magnitudes(&self.x.seen, f32::abs), &sizes)]
+    }
+}
+
+/// Random experts, stored and on the device.
+fn experts(p: &Probe, stored: Stored, random: &mut Random) -> device::Result<(Vec<Sample>, ExpertWeights)> {
+    let samples: Vec<_> = (0..EXPERTS).map(|_| Sample::random(stored, SHAPE, random)).collect();
     let hosts: Vec<_> = samples.iter().map(Sample::host).collect();
     let weights = ExpertWeights::new(p.device, "selfcheck", &hosts)?;
-    let experts: Vec<_> = (0..pairs).map(|_| random.below(samples.len())).collect();
-    let ids: Vec<_> = experts.iter().map(|&e| e as u32).collect();
-    let (order, mut tiles) = reference::expert_sort(&ids, samples.len());
-    tiles.resize(1 + 3 * pairs, u32::MAX);
-    let (order, tiles) = (p.device.upload(&order)?, p.device.upload(&tiles)?);
-    let (x, y) = (X::upload(p.device, &random.floats(pairs / share * k), stored)?, p.device.alloc(pairs * n)?);
+    Ok((samples, weights))
+}
+
+fn grouped(p: &Probe, stored: Stored) -> Found {
+    let mut random = Random::new(32);
+    let (samples, weights) = experts(p, stored, &mut random)?;
+    let tokens = Tokens::random(p.device, stored, &mut random)?;
+    let y = p.device.alloc(PAIRS * SHAPE[0])?;
     let args = Grouped {
         weights: &weights,
-        x: x.acts(),
-        x_rows_per_token: share,
-        order: order.view(),
-        tiles: tiles.view(),
-        pairs,
+        x: tokens.x.acts(),
+        x_rows_per_token: SHARE,
+        order: tokens.order.view(),
+        tiles: tokens.tiles.view(),
+        pairs: PAIRS,
+        settled: false,
         y: y.view_mut(),
     };
     p.launch(|| grouped_linear(p.device, &args))?;
-    let values: Vec<_> = samples.iter().map(|s| s.values.clone()).collect();
-    let sizes: Vec<_> = values.iter().map(|v| magnitudes(v, f64::abs)).collect();
-    let want = twin::grouped(&x.seen, share, &experts, &values, k);
-    let size = twin::grouped(&magnitudes(&x.seen, f32::abs), share, &experts, &sizes, k);
+    let [want, size] = tokens.products(&samples);
     near(&y.read()?, &want, &size, bounds::PRODUCT)
 }
 
+/// SwiGLU stretches the error of its first factor by at most 1.1 times the second, and the other way round.
+fn both(p: &Probe, stored: Stored) -> Found {
+    let mut random = Random::new(34);
+    let (gate_samples, gate) = experts(p, stored, &mut random)?;
+    let (up_samples, up) = experts(p, stored, &mut random)?;
+    let tokens = Tokens::random(p.device, stored, &mut random)?;
+    let y = p.device.alloc(PAIRS * SHAPE[0])?;
+    let args = GateUp {
+        gate: &gate,
+        up: &up,
+        x: tokens.x.acts(),
+        x_rows_per_token: SHARE,
+        order: tokens.order.view(),
+        tiles: tokens.tiles.view(),
+        pairs: PAIRS,
+        out_f32: y.view_mut(),
+        out_bf16: GlobalMut::EMPTY,
+        apart: [GlobalMut::EMPTY; 2],
+    };
+    p.launch(|| gate_up(p.device, &args))?;
+    let ([g, g_size], [u, u_size]) = (tokens.products(&gate_samples), tokens.products(&up_samples));
+    let want: Vec<_> = g.iter().zip(&u).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+    let size = |i: usize| 1.1 * (g_size[i] * u[i].abs() + g[i].abs() * u_size[i]) + want[i].abs();
+    let size: Vec<_> = (0..want.len()).map(size).collect();
+    near(&y.read()?, &want, &size, bounds::PRODUCT)
+}
+
+pub fn repack_bf16(p: &Probe) -> Found {
+    repack(p, Stored::Bf16)
+}
+
 pub fn repack_bf16_scales(p: &Probe) -> Found {
-    repack(p, ScaleType::Bf16)
+    repack(p, Stored::W4 { scales: ScaleType::Bf16, group: 64 })
 }
 
 pub fn repack_f32_scales(p: &Probe) -> Found {
-    repack(p, ScaleType::F32)
+    repack(p, Stored::W4 { scales: ScaleType::F32, group: 64 })
 }
 
 /// Rows of the unit matrix read every repacked value back, exactly. The time is that of the upload, too.
-fn repack(p: &Probe, scales: ScaleType) -> Found {
-    let ([n, k], stored) = ([20, 128], Stored::W4 { scales, group: 64 });
+fn repack(p: &Probe, stored: Stored) -> Found {
+    let [n, k] = [20, 128];
     let sample = Sample::random(stored, [n, k], &mut Random::new(33));
     let weight = p.launch(|| Weight::new(p.device, &sample.host()))?;
     let unit: Vec<_> = (0..k * k).map(|i| if i / k == i % k { 1.0 } else { 0.0 }).collect();

@@ -19,6 +19,9 @@ use crate::device::{DeviceError, Dims, Result, ptx};
 /// The oldest CUDA version whose driver has all that is called here (graphs with flags, PTX 7.4).
 const MIN_DRIVER: (i32, i32) = (11, 4);
 
+/// The oldest CUDA version whose driver records overlapping launches in a graph.
+const MIN_OVERLAP: (i32, i32) = (12, 4);
+
 /// Dynamic and static shared memory that a function may use without asking.
 const DEFAULT_SHARED: u32 = 48 * 1024;
 
@@ -180,6 +183,8 @@ pub(super) struct Card {
     pub facts: Facts,
     /// The target of the loaded PTX.
     pub target: &'static str,
+    /// Whether a launch can start before the one before it has ended: its kernels and the driver must have that.
+    pub overlaps: bool,
     /// Every launch, copy and fill, in order.
     pub stream: ManuallyDrop<Stream>,
     /// Where graphs are recorded; nothing runs on it.
@@ -203,6 +208,7 @@ impl Card {
         Ok(Self {
             facts,
             target,
+            overlaps: target != "sm_80" && version >= MIN_OVERLAP && libcuda::can_overlap(),
             stream: ManuallyDrop::new(stream()?),
             recorder: ManuallyDrop::new(stream()?),
             functions: Mutex::default(),

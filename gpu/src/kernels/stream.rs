@@ -1,0 +1,612 @@
+//! Products for up to 64 rows at the speed of the memory: `y[m, n] = sum_k x[m, k] W[n, k]`, weights streamed once.
+//!
+//! ```text
+//!            n: tiles of 16 weight rows
+//!          +--------+--------+--          a unit: TEAMS x NT tiles of one matrix, all of k, up to MT x 8 rows of x
+//!   k      | team 0 | team 1 |            a block takes units in turn (persistent: unit, unit + grid, ...)
+//!   |      |  warp per slice  |            a warp owns NT tiles and one of k_split slices of k
+//! ```
+//!
+//! **The stream.** A warp has a ring of `DEPTH` stages of shared memory to itself and fills it with asynchronous copies,
+//! `DEPTH - 1` stages ahead of what it multiplies, across the borders of units: while one unit's sums are put together,
+//! the next one's weights are on their way. No barrier of the block stands between a copy and its use. Weights lie in
+//! memory in the order in which lanes read them ([`Format`]), so a stage is one contiguous run a tile.
+//!
+//! Weights never change, so a launch that overlaps the one before it fills its first stages while that still runs; x is
+//! read after it has ended.
+//!
+//! **The sums.** A warp's slice of k is fixed by the shape alone, chunks of 64 k are added in ascending order, then the
+//! slices in ascending order through shared memory. So a row's bits depend neither on how many rows go with it nor on
+//! the variant (`NT`, `MT`, `CHUNKS`, `DEPTH`) that multiplies it.
+//!
+//! Each lane holds the sums of fragments `D` of `mma.m16n8k16`: with `g = lane / 4` and `c = lane % 4`, weight rows `g`
+//! and `g + 8` of a tile times rows `2c` and `2c + 1` of x. Within a step of 32 k, lane `c` takes k `8c .. 8c + 8` of its
+//! rows, so that each row is read 16 bytes at a time: k 2c, 2c+1, 2c+8, 2c+9 of an `mma` are the lane's first four in
+//! the first `mma` of the step, its last four in the second. Both operands agree on that, and the order of k within a
+//! step is nobody else's business. Rows past the last are read as copies of the last and never stored.
+
+use cuda_std::{Global, GlobalMut, Shared, bf16, dynamic_shared, math, mma, thread, warp};
+
+use super::ring::{Ring, Sources, Stage, ring_bytes};
+use crate::args::linear::StreamShape;
+use crate::unroll::unroll;
+
+/// Weight rows of a tile: the rows of an `mma`'s first operand.
+pub const TILE_N: usize = 16;
+/// Rows of x of a tile: the columns of an `mma`'s second operand.
+pub const TILE_M: usize = 8;
+/// k of a chunk: what lies together in memory for one tile.
+pub const CHUNK_K: usize = 64;
+/// k whose products are summed before they are folded into a lane's sums.
+pub const STEP_K: usize = 32;
+/// Steps of a chunk.
+pub const STEPS: usize = CHUNK_K / STEP_K;
+/// Sums of one fragment that a lane holds.
+pub const FRAGMENT: usize = 4;
+/// Consecutive k that a lane reads of a row of x at a time: 16 bytes.
+pub const LANE_K: usize = 8;
+/// Warps of a block.
+pub const WARPS: u32 = 8;
+/// Threads of a block.
+pub const THREADS: u32 = WARPS * warp::WARP;
+/// Slices of k at most: the warps of a block.
+pub const MAX_SPLIT: usize = WARPS as usize;
+const LANES: usize = warp::WARP as usize;
+/// Sums of a tile of weights and a tile of rows.
+const TILE_SUMS: usize = FRAGMENT * LANES;
+
+/// Slices of k that a dense product of `k` terms is summed in: by k alone, two chunks a slice at least. Few units are
+/// what such a product has, so each gives work to many warps.
+pub const fn k_split(k: usize) -> usize {
+    split(k, 2)
+}
+
+/// The same of products gathered by expert, which have units enough: a warp has eight chunks of each at least.
+pub const fn k_split_grouped(k: usize) -> usize {
+    split(k, 8)
+}
+
+const fn split(k: usize, least: usize) -> usize {
+    let chunks = k.div_ceil(CHUNK_K);
+    let mut split = 1;
+    while split < MAX_SPLIT && split * 2 * least <= chunks {
+        split *= 2;
+    }
+    split
+}
+
+/// The number of a tile's chunk among all of the weights.
+#[inline(always)]
+pub const fn chunk_index(matrix: usize, n: usize, k: usize, tile: usize, chunk: usize) -> usize {
+    (matrix * n.div_ceil(TILE_N) + tile) * k.div_ceil(CHUNK_K) + chunk
+}
+
+/// How a block divides a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant {
+    /// Tiles of weights that a warp multiplies together.
+    pub nt: usize,
+    /// Tiles of rows of x.
+    pub mt: usize,
+    /// Chunks of a stage.
+    pub chunks: usize,
+    /// Stages of a warp's ring.
+    pub depth: usize,
+    /// Blocks of a multiprocessor at once: what registers allow; shared memory may allow fewer.
+    pub blocks: u32,
+}
+
+impl Variant {
+    /// Words of a stage whose tiles have `tile_words` a chunk.
+    const fn stage_words(self, tile_words: usize) -> usize {
+        self.nt * self.chunks * tile_words
+    }
+
+    /// Buffers of partial sums: with two, one barrier a unit is enough.
+    const fn buffers(self) -> usize {
+        if self.mt == 1 { 2 } else { 1 }
+    }
+
+    /// Sums that a block's warps exchange.
+    const fn partial_sums(self) -> usize {
+        WARPS as usize * self.nt * self.mt * TILE_SUMS
+    }
+
+    /// Bytes of dynamic shared memory: the rings, then the partial sums.
+    pub const fn shared_bytes(self, tile_words: usize) -> u32 {
+        let rings = WARPS as usize * ring_bytes(self.depth, self.stage_words(tile_words));
+        (rings + self.buffers() * self.partial_sums() * size_of::<f32>()) as u32
+    }
+}
+
+/// Where a lane stands in a fragment.
+#[derive(Clone, Copy)]
+pub struct Lane {
+    /// Row of the tile, 0..8; the lane also has row `g + 8`.
+    pub g: usize,
+    /// 0..4: which k it reads, and columns `2c` and `2c + 1` of the sums.
+    pub c: usize,
+}
+
+impl Lane {
+    #[inline(always)]
+    pub fn this() -> Self {
+        let lane = warp::lane_id() as usize;
+        Self { g: lane / 4, c: lane % 4 }
+    }
+
+    #[inline(always)]
+    pub fn index(self) -> usize {
+        self.g * 4 + self.c
+    }
+}
+
+/// A format of weights in the order in which lanes read them: `[matrices, tiles, chunks, TILE_WORDS]`.
+pub trait Format: Copy {
+    /// Words of one tile's chunk, a multiple of 4.
+    const TILE_WORDS: usize;
+    /// A lane's share of it.
+    type Chunk: Copy;
+
+    /// Reads a lane's share of the chunk whose first word is `at`.
+    fn load(stage: Shared<u32>, at: usize, lane: Lane) -> Self::Chunk;
+
+    /// The first operands of both `mma`s of a step.
+    fn operands(chunk: &Self::Chunk, step: usize) -> [[u32; 4]; 2];
+
+    /// Adds a step's products to a lane's sums.
+    fn fold(chunk: &Self::Chunk, step: usize, products: [f32; FRAGMENT], sums: &mut [f32; FRAGMENT]);
+}
+
+/// Rows of x that a unit multiplies, and where their products go.
+pub trait Rows: Copy {
+    /// How many; at least 1.
+    fn count(self) -> usize;
+    /// The element of `x` at which row `m` begins.
+    fn x(self, m: usize) -> usize;
+    /// The element of `y` at which the products of row `m` begin.
+    fn y(self, m: usize) -> usize;
+}
+
+/// What a block multiplies at a time.
+#[derive(Clone, Copy)]
+pub struct Unit<R> {
+    /// Which run of `TEAMS x tiles of a team` tiles.
+    pub block: usize,
+    pub rows: R,
+    /// What [`Work::tile`] needs to find the weights; [`SKIP`] when this launch has none for the unit.
+    pub matrices: [usize; 2],
+}
+
+/// In [`Unit::matrices`]: another launch multiplies this unit.
+pub const SKIP: usize = usize::MAX;
+
+/// A launch's products.
+pub trait Work: Copy {
+    type Rows: Rows;
+
+    /// Whether units and weights may be read while the launch before this one runs.
+    fn settled(&self) -> bool;
+
+    /// How many; blocks take them in turn.
+    fn units(&self) -> u32;
+
+    fn unit(&self, index: u32) -> Unit<Self::Rows>;
+
+    /// The weights of tile `t` of a team, and which matrix and tile of them it is.
+    fn tile(&self, unit: &Unit<Self::Rows>, team: usize, t: usize) -> (Global<u32>, usize, usize);
+
+    /// Stores what a thread of the block owns of the unit's sums.
+    fn finish<const NT: usize, const MT: usize>(&self, unit: &Unit<Self::Rows>, sums: &Sums<NT, MT>);
+}
+
+/// The partial sums of a block.
+pub struct Sums<const NT: usize, const MT: usize> {
+    partial: Shared<f32>,
+    split: u32,
+}
+
+impl<const NT: usize, const MT: usize> Sums<NT, MT> {
+    /// Where a warp's sum `i` of lane `lane` lies.
+    #[inline(always)]
+    fn at(warp: usize, t: usize, mt: usize, i: usize, lane: usize) -> usize {
+        ((warp * NT + t) * MT + mt) * TILE_SUMS + i * LANES + lane
+    }
+
+    /// The product of row `n` of a team's tile `t` with row `m` of x: the slices of k in ascending order.
+    #[inline(always)]
+    pub fn get(&self, team: usize, t: usize, n: usize, m: usize) -> f32 {
+        let lane = n % TILE_M * 4 + m % TILE_M / 2;
+        let i = n / TILE_M * 2 + m % 2;
+        let first = Self::at(team * self.split as usize, t, m / TILE_M, i, lane);
+        let mut sum = self.partial.get(first);
+        for slice in 1..self.split {
+            sum += self.partial.get(first + slice as usize * NT * MT * TILE_SUMS);
+        }
+        sum
+    }
+}
+
+/// What a warp multiplies of each unit.
+#[derive(Clone, Copy)]
+struct Slice {
+    team: usize,
+    /// Chunks `first .. end`.
+    first: u32,
+    end: u32,
+}
+
+impl Slice {
+    #[inline(always)]
+    fn this(shape: StreamShape) -> Self {
+        let chunks = shape.k.div_ceil(CHUNK_K as u32);
+        let (team, member) = (math::div(warp::warp_id(), shape.k_split), math::rem(warp::warp_id(), shape.k_split));
+        let at = |member| math::div(member * chunks, shape.k_split);
+        Self { team: team as usize, first: at(member), end: at(member + 1) }
+    }
+}
+
+/// A unit that this launch multiplies.
+#[derive(Clone, Copy)]
+struct Turn<R> {
+    /// Its number, or one past the last.
+    index: u32,
+    unit: Unit<R>,
+}
+
+impl<R: Rows> Turn<R> {
+    #[inline(always)]
+    fn first<W: Work<Rows = R>>(work: &W, units: u32) -> Self {
+        let index = thread::block_idx_x();
+        let turn = Self { index, unit: work.unit(index.min(units - 1)) };
+        if turn.unit.matrices[0] == SKIP { turn.next(work, units) } else { turn }
+    }
+
+    #[inline(always)]
+    fn next<W: Work<Rows = R>>(mut self, work: &W, units: u32) -> Self {
+        loop {
+            self.index += thread::grid_dim_x();
+            if self.index >= units {
+                return self;
+            }
+            self.unit = work.unit(self.index);
+            if self.unit.matrices[0] != SKIP {
+                return self;
+            }
+        }
+    }
+}
+
+/// The stage that is filled next.
+#[derive(Clone, Copy)]
+struct Ahead<R, const NT: usize> {
+    turn: Turn<R>,
+    /// Chunks of the turn that are left.
+    left: u32,
+    sources: Sources<NT>,
+}
+
+impl<R: Rows, const NT: usize> Ahead<R, NT> {
+    #[inline(always)]
+    fn of<F: Format, W: Work<Rows = R>>(turn: Turn<R>, work: &W, shape: StreamShape, slice: Slice) -> Self {
+        let (n, k) = (shape.n as usize, shape.k as usize);
+        let mut sources = [Global::EMPTY; NT];
+        unroll!(t in 0 1 2 3 below NT; {
+            let (weights, matrix, tile) = work.tile(&turn.unit, slice.team, t);
+            // Tiles past the last are read as the last and never stored.
+            let tile = tile.min(n.div_ceil(TILE_N) - 1);
+            let first = chunk_index(matrix, n, k, tile, slice.first as usize) * F::TILE_WORDS;
+            sources[t] = weights.slice(first, (slice.end - slice.first) as usize * F::TILE_WORDS);
+        });
+        Self { turn, left: slice.end - slice.first, sources }
+    }
+
+    /// Starts filling `stage` with what comes next, if anything does.
+    #[inline(always)]
+    fn fill<F: Format, W: Work<Rows = R>, const CHUNKS: usize, const DEPTH: usize>(
+        &mut self,
+        (work, units): (&W, u32),
+        shape: StreamShape,
+        slice: Slice,
+        ring: Ring<NT, DEPTH>,
+        stage: u32,
+    ) {
+        if self.left == 0 {
+            return ring.skip();
+        }
+        let count = self.left.min(CHUNKS as u32);
+        let words = count * F::TILE_WORDS as u32;
+        ring.fill(stage, self.sources, words);
+        self.left -= count;
+        let rest = self.left as usize * F::TILE_WORDS;
+        unroll!(t in 0 1 2 3 below NT; { self.sources[t] = self.sources[t].slice(words as usize, rest) });
+        if self.left == 0 {
+            self.turn = self.turn.next(work, units);
+            if self.turn.index < units {
+                *self = Self::of::<F, W>(self.turn, work, shape, slice);
+            }
+        }
+    }
+}
+
+/// The first tiles of rows, whose operands are read before the weights are waited for.
+const EARLY: usize = 2;
+
+/// A unit's rows as a lane sees them.
+#[derive(Clone, Copy)]
+struct Inputs<const MT: usize> {
+    x: Global<bf16>,
+    /// The elements at which the lane's rows begin, plus where the lane reads in a step.
+    row: [usize; MT],
+    count: usize,
+    k: u32,
+}
+
+/// Operands of a row's chunk: 16 bytes a step.
+type Operands = [[u32; 4]; STEPS];
+
+impl<const MT: usize> Inputs<MT> {
+    #[inline(always)]
+    fn of<R: Rows>(x: Global<bf16>, rows: R, k: u32) -> Self {
+        let count = rows.count();
+        let mut row = [0; MT];
+        let Lane { g, c } = Lane::this();
+        unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
+            row[m] = rows.x((m * TILE_M + g).min(count - 1)) + c * LANE_K;
+        });
+        Self { x, row, count, k }
+    }
+
+    /// Whether tile `m` has a row: the first always does.
+    #[inline(always)]
+    fn has(self, m: usize) -> bool {
+        m == 0 || m * TILE_M < self.count
+    }
+
+    /// Operands of `COUNT` chunks from `chunk` on of the lane's row of tile `m`. Zeros past the last k: the weights are
+    /// zero there, and so must x be, or a NaN behind it would come in.
+    #[inline(always)]
+    fn read<const COUNT: usize>(self, m: usize, chunk: u32) -> [Operands; COUNT] {
+        let mut read = [[[0; 4]; STEPS]; COUNT];
+        let first = chunk * CHUNK_K as u32;
+        if first + (COUNT * CHUNK_K) as u32 <= self.k {
+            // One address for all.
+            let near = self.x.slice(self.row[m] + first as usize, COUNT * CHUNK_K - STEP_K + LANE_K);
+            unroll!(i in 0 1 2 3 below COUNT; {
+                unroll!(step in 0 1; { read[i][step] = near.ld16(i * CHUNK_K + step * STEP_K) });
+            });
+        } else {
+            let left = self.k.saturating_sub(first + (Lane::this().c * LANE_K) as u32) as usize;
+            unroll!(i in 0 1 2 3 below COUNT; {
+                unroll!(step in 0 1; {
+                    let at = i * CHUNK_K + step * STEP_K;
+                    if at < left {
+                        read[i][step] = self.x.ld16(self.row[m] + first as usize + at);
+                    }
+                });
+            });
+        }
+        read
+    }
+}
+
+/// What a warp adds up.
+type Accumulators<const NT: usize, const MT: usize> = [[[f32; FRAGMENT]; MT]; NT];
+
+/// Multiplies the first `COUNT` chunks of a stage, which are `chunk` and those behind it, once `arrive` has seen it
+/// filled.
+#[inline(always)]
+fn multiply<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize, const COUNT: usize>(
+    inputs: Inputs<MT>,
+    chunk: u32,
+    sums: &mut Accumulators<NT, MT>,
+    arrive: impl FnOnce() -> Shared<u32>,
+) {
+    let lane = Lane::this();
+    // With few rows, x is on its way while the warp waits for weights.
+    let mut xs = [[[[0; 4]; STEPS]; COUNT]; EARLY];
+    if MT <= EARLY {
+        unroll!(m in 0 1 below MT; {
+            if inputs.has(m) {
+                xs[m] = inputs.read(m, chunk);
+            }
+        });
+    }
+    let held = arrive();
+    unroll!(i in 0 1 2 3 below COUNT; {
+        unroll!(t in 0 1 2 3 below NT; {
+            let tile = F::load(held, (t * CHUNKS + i) * F::TILE_WORDS, lane);
+            let a = [F::operands(&tile, 0), F::operands(&tile, 1)];
+            unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
+                if inputs.has(m) {
+                    let x = match MT <= EARLY {
+                        true => xs[m % EARLY][i],
+                        false => inputs.read::<1>(m, chunk + i as u32)[0],
+                    };
+                    unroll!(step in 0 1; {
+                        let mut products = [0.0; FRAGMENT];
+                        mma::mma_m16n8k16_x2(&mut products, a[step], x[step]);
+                        F::fold(&tile, step, products, &mut sums[t][m]);
+                    });
+                }
+            });
+        });
+    });
+}
+
+/// One block's units.
+#[inline(always)]
+pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: usize, const DEPTH: usize>(
+    work: W,
+    x: Global<bf16>,
+    shape: StreamShape,
+) {
+    let variant = Variant { nt: NT, mt: MT, chunks: CHUNKS, depth: DEPTH, blocks: 1 };
+    let warp = warp::warp_id() as usize;
+    let of_ring = ring_bytes(DEPTH, variant.stage_words(F::TILE_WORDS));
+    let ring = Ring::<NT, DEPTH>::new(warp * of_ring, CHUNKS * F::TILE_WORDS);
+    let partial = |buffer: usize| {
+        let sums = variant.partial_sums();
+        let start = WARPS as usize * of_ring + buffer * sums * size_of::<f32>();
+        dynamic_shared::<f32>(start as u32, sums as u32)
+    };
+    let slice = Slice::this(shape);
+    let lane = Lane::this();
+
+    let settled = work.settled();
+    if !settled {
+        thread::wait_for_previous();
+        thread::start_next();
+    }
+    let units = work.units();
+    if units == 0 {
+        return;
+    }
+    let mut turn = Turn::first(&work, units);
+    if turn.index >= units {
+        return;
+    }
+    let mut ahead = Ahead::of::<F, W>(turn, &work, shape, slice);
+    unroll!(stage in 0 1 2 3 4 5 6 7 below DEPTH - 1; {
+        ahead.fill::<F, W, CHUNKS, DEPTH>((&work, units), shape, slice, ring, stage as u32);
+    });
+    if settled {
+        thread::wait_for_previous();
+        thread::start_next();
+    }
+    let mut stage = Stage::FIRST;
+    let mut free = DEPTH as u32 - 1;
+    let mut buffer = 0;
+    while turn.index < units {
+        let inputs = Inputs::<MT>::of(x, turn.unit.rows, shape.k);
+        let mut sums = [[[0.0; FRAGMENT]; MT]; NT];
+        let mut chunk = slice.first;
+        while chunk < slice.end {
+            let mut arrive = || {
+                ring.wait(stage);
+                // All lanes have seen the stage, and all have read the one that is filled now.
+                warp::sync_warp();
+                ahead.fill::<F, W, CHUNKS, DEPTH>((&work, units), shape, slice, ring, free);
+                ring.stage(stage.index)
+            };
+            if chunk + CHUNKS as u32 <= slice.end {
+                multiply::<F, NT, MT, CHUNKS, CHUNKS>(inputs, chunk, &mut sums, arrive);
+            } else if CHUNKS == 4 && chunk + 2 == slice.end {
+                multiply::<F, NT, MT, CHUNKS, 2>(inputs, chunk, &mut sums, arrive);
+            } else {
+                let held = arrive();
+                let words = held.len() - (CHUNKS - 1) * F::TILE_WORDS;
+                for i in 0..slice.end - chunk {
+                    let from_here = || held.slice(i as usize * F::TILE_WORDS, words);
+                    multiply::<F, NT, MT, CHUNKS, 1>(inputs, chunk + i, &mut sums, from_here);
+                }
+            }
+            chunk += CHUNKS as u32;
+            free = stage.index;
+            stage = stage.next::<DEPTH>();
+        }
+
+        let exchange = Sums::<NT, MT> { partial: partial(buffer), split: shape.k_split };
+        unroll!(t in 0 1 2 3 below NT; {
+            unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
+                unroll!(i in 0 1 2 3; {
+                    exchange.partial.set(Sums::<NT, MT>::at(warp, t, m, i, lane.index()), sums[t][m][i]);
+                });
+            });
+        });
+        thread::sync_threads();
+        work.finish(&turn.unit, &exchange);
+        if variant.buffers() == 1 {
+            thread::sync_threads();
+        } else {
+            buffer = 1 - buffer;
+        }
+        turn = turn.next(&work, units);
+    }
+}
+
+/// Rows at fixed strides, from `x` and `y` on.
+#[derive(Clone, Copy)]
+pub struct Strided {
+    pub count: usize,
+    pub x: usize,
+    pub x_stride: usize,
+    pub y: usize,
+    pub y_stride: usize,
+}
+
+impl Rows for Strided {
+    #[inline(always)]
+    fn count(self) -> usize {
+        self.count
+    }
+    #[inline(always)]
+    fn x(self, m: usize) -> usize {
+        self.x + m * self.x_stride
+    }
+    #[inline(always)]
+    fn y(self, m: usize) -> usize {
+        self.y + m * self.y_stride
+    }
+}
+
+/// The pairs of one tile: rows of `x` and `y` are packed.
+#[derive(Clone, Copy)]
+pub struct Gathered {
+    pub order: Global<u32>,
+    pub first: usize,
+    pub count: usize,
+    pub pairs_per_row: u32,
+    /// Elements of a row of y, and of x.
+    pub n: usize,
+    pub k: usize,
+}
+
+impl Rows for Gathered {
+    #[inline(always)]
+    fn count(self) -> usize {
+        self.count
+    }
+    #[inline(always)]
+    fn x(self, m: usize) -> usize {
+        math::div(self.order.get(self.first + m), self.pairs_per_row) as usize * self.k
+    }
+    #[inline(always)]
+    fn y(self, m: usize) -> usize {
+        self.order.get(self.first + m) as usize * self.n
+    }
+}
+
+/// Calls `put(m, n, team, tile, row)` for each sum that this thread owns: product of weight row `n` with row `m` of x,
+/// which is row `row` of tile `tile` of `team`. `tiles` are those of a team that count.
+#[inline(always)]
+pub fn each<R: Rows>(unit: &Unit<R>, shape: StreamShape, tiles: u32, mut put: impl FnMut(usize, usize, u32, u32, u32)) {
+    let own = math::div(WARPS, shape.k_split) * tiles * TILE_N as u32;
+    let all = own * unit.rows.count() as u32;
+    let mut at = thread::thread_idx_x();
+    while at < all {
+        let (m, r) = (math::div(at, own), math::rem(at, own));
+        let n = unit.block * own as usize + r as usize;
+        if n < shape.n as usize {
+            let tile = r / TILE_N as u32;
+            put(m as usize, n, math::div(tile, tiles), math::rem(tile, tiles), r % TILE_N as u32);
+        }
+        at += THREADS;
+    }
+}
+
+/// Stores sums as they are, or added to what is there.
+#[inline(always)]
+pub fn store<R: Rows, const NT: usize, const MT: usize>(
+    y: GlobalMut<f32>,
+    unit: &Unit<R>,
+    sums: &Sums<NT, MT>,
+    shape: StreamShape,
+    accumulate: bool,
+) {
+    each(unit, shape, NT as u32, |m, n, team, tile, row| {
+        let sum = sums.get(team as usize, tile as usize, row as usize, m);
+        let to = unit.rows.y(m) + n;
+        y.set(to, if accumulate { y.get(to) + sum } else { sum });
+    });
+}

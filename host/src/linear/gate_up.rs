@@ -1,0 +1,133 @@
+//! `gate_up`: `silu(gate x) * (up x)` of rows gathered by expert, the first half of an expert's SwiGLU.
+
+use cuda_std::{Global, GlobalMut, Kernel, bf16};
+use gpu::args::linear::{GateUpArgs, GroupedRows, StreamShape};
+use gpu::kernels::gemm_bf16::GATE_UP_GEMM_BF16;
+use gpu::kernels::gemm_w4a16::{GATE_UP_GEMM_W4A16, GATE_UP_GEMM_W4A16_S32};
+
+use super::grouped::{ExpertPool, Gathered, aligned_x};
+use super::plan::Plan;
+use super::pool::Kind;
+use super::{ExpertWeights, Grouped, ScaleType, grouped_linear};
+use crate::device::{Device, Result};
+use crate::kernels::{Acts, Swiglu, contract, swiglu};
+
+/// Who reports matrices that do not fit together.
+const GATE_UP: &str = "gate_up";
+
+/// `out[pair, :] = silu(gate[e] x) * (up[e] x)`, e the expert of the pair, x row `pair / x_rows_per_token`.
+pub struct GateUp<'a> {
+    pub gate: &'a ExpertWeights,
+    pub up: &'a ExpertWeights,
+    /// As in [`Grouped`], as are the four that follow.
+    pub x: Acts,
+    pub x_rows_per_token: usize,
+    pub order: Global<u32>,
+    pub tiles: Global<u32>,
+    pub pairs: usize,
+    /// `[pairs, n]`, or `EMPTY`.
+    pub out_f32: GlobalMut<f32>,
+    /// `[pairs, n]`, or `EMPTY`.
+    pub out_bf16: GlobalMut<bf16>,
+    /// `[pairs, n]` each, where both products stand before they are combined. Not used where one kernel does all.
+    pub apart: [GlobalMut<f32>; 2],
+}
+
+/// Whether one kernel multiplies both: every expert's two matrices are of one kind, and none is f32.
+fn together(gate: &ExpertWeights, up: &ExpertWeights) -> bool {
+    gate.kinds() == up.kinds() && !gate.kinds().contains(&Kind::F32)
+}
+
+fn plan(experts: &ExpertPool, weights: &ExpertWeights, pairs: usize) -> Option<Plan> {
+    Plan::gate_up(experts.pool.kind, experts.format, experts.pool.count, weights.n(), weights.k(), pairs)
+}
+
+/// How [`gate_up`] would run with `pairs` pairs, where one kernel multiplies both.
+pub fn explain_gate_up(gate: &ExpertWeights, up: &ExpertWeights, pairs: usize) -> Option<Vec<Plan>> {
+    together(gate, up).then(|| gate.pools().iter().filter_map(|experts| plan(experts, gate, pairs)).collect())
+}
+
+/// Queues both products and what combines them: one launch for each format present, or three where the formats of an
+/// expert's two matrices differ or are f32. The results have the same bits either way.
+pub fn gate_up(device: &Device, p: &GateUp) -> Result<()> {
+    let (n, k) = (p.gate.n(), p.gate.k());
+    contract(GATE_UP, (p.up.n(), p.up.k(), p.up.len()) == (n, k, p.gate.len()), || {
+        let (up, gate) = (p.up, p.gate);
+        format!(
+            "`{}` [{}, {n}, {k}] and `{}` [{}, {}, {}]",
+            gate.name(),
+            gate.len(),
+            up.name(),
+            up.len(),
+            up.n(),
+            up.k()
+        )
+    })?;
+    if p.pairs == 0 {
+        return Ok(());
+    }
+    if !together(p.gate, p.up) {
+        return apart(device, p);
+    }
+    for (gate, up) in p.gate.pools().iter().zip(p.up.pools()) {
+        let Some(plan) = plan(gate, p.gate, p.pairs) else { continue };
+        match gate.pool.kind {
+            // `together` has seen that there are none.
+            Kind::F32 => {}
+            Kind::Bf16 => p.launch(device, plan, &GATE_UP_GEMM_BF16, [gate, up])?,
+            Kind::W4a16(ScaleType::Bf16) => p.launch(device, plan, &GATE_UP_GEMM_W4A16, [gate, up])?,
+            Kind::W4a16(ScaleType::F32) => p.launch(device, plan, &GATE_UP_GEMM_W4A16_S32, [gate, up])?,
+        }
+    }
+    Ok(())
+}
+
+impl GateUp<'_> {
+    fn launch(
+        &self,
+        device: &Device,
+        plan: Plan,
+        entry: &Kernel<GateUpArgs>,
+        [gate, up]: [&ExpertPool; 2],
+    ) -> Result<()> {
+        let Self { x_rows_per_token, order, tiles, pairs, out_f32, out_bf16, .. } = *self;
+        let (name, x, weights) = (entry.name(), self.x.bf16, self.gate);
+        let gathered =
+            Gathered { weights, x_len: x.len(), x_rows_per_token, pairs, order: order.len(), tiles: tiles.len() };
+        gathered.check(name, plan.format)?;
+        aligned_x(name, weights.name(), x.addr())?;
+        for (what, len) in [("the f32 output", out_f32.len()), ("the bf16 output", out_bf16.len())] {
+            if len > 0 {
+                gathered.holds(name, what, len, pairs * plan.n)?;
+            }
+        }
+        let args = GateUpArgs {
+            gate: gate.pool.words(),
+            up: up.pool.words(),
+            x,
+            out_f32,
+            out_bf16,
+            shape: StreamShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split as u32 },
+            rows: GroupedRows {
+                order,
+                tiles,
+                slots: gate.slots.view(),
+                pairs_per_row: x_rows_per_token as u32,
+                settled: 0,
+            },
+            up_slots: up.slots.view(),
+        };
+        device.launch_overlapping(entry, plan.dims(device), args)
+    }
+}
+
+fn apart(device: &Device, p: &GateUp) -> Result<()> {
+    let GateUp { x, x_rows_per_token, order, tiles, pairs, apart, .. } = *p;
+    for (weights, y) in [p.gate, p.up].into_iter().zip(apart) {
+        grouped_linear(device, &Grouped { weights, x, x_rows_per_token, order, tiles, pairs, settled: false, y })?;
+    }
+    let read = |y: GlobalMut<f32>| Global::from_raw(y.addr(), y.len());
+    let (gate, up, width) = (read(apart[0]), read(apart[1]), p.gate.n());
+    let (out_f32, out_bf16) = (p.out_f32, p.out_bf16);
+    swiglu(device, Swiglu { gate, up, out_f32, out_bf16, rows: pairs, width, stride: width })
+}
