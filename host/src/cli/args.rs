@@ -14,7 +14,7 @@ pub const MAX_BUDGET: i64 = gpu::kernels::tree_build::MAX_BUDGET as i64;
 const PTX: [&str; 3] = ["sm_80", "sm_90", "sm_120"];
 
 /// One of these, and no more, is given to `decode`.
-const INPUTS: [&str; 5] = ["golden", "prompt", "prompt_file", "prompt_ids", "plan"];
+const INPUTS: [&str; 6] = ["golden", "prompt", "prompt_file", "prompt_ids", "messages", "plan"];
 
 /// A temperature: 0, or what the kernels can divide by.
 fn temperature(text: &str) -> Result<f32, String> {
@@ -89,6 +89,7 @@ pub enum Command {
     kdtree decode bundles/k26-small-int4.kdtr --prompt 'fn main() {' --max-new 64\n  \
     kdtree decode bundles/k26-tiny-int4.kdtr --golden 0 --draft recorded --budget 16 --json\n  \
     kdtree decode bundles/k26-small-int4.kdtr --prompt-file - --draft none < src/lib.rs\n  \
+    kdtree decode Kimi-K2.6 --prompt 'What is a B-tree?' --chat --thinking off\n  \
     kdtree decode Kimi-K2.6 --drafter Kimi-K2.6-DFlash --plan --plan-gpus 8xrtx-pro-6000")]
 pub struct Decode {
     /// A .kdtr file or a checkpoint folder
@@ -109,6 +110,9 @@ pub struct Decode {
     /// Take special tokens of the prompt text as such
     #[arg(long, conflicts_with_all = ["golden", "prompt_ids"], help_heading = "Input (one of)")]
     pub special: bool,
+
+    #[command(flatten)]
+    pub conversation: Conversation,
 
     /// Drafts: the golden's recorded ones, the bundle's drafter, or none [default: dflash where there is a drafter]
     #[arg(long, value_enum, help_heading = "Speculation")]
@@ -187,6 +191,40 @@ pub struct Decode {
     pub trace_tree: bool,
 }
 
+/// Text that goes through the model's chat template.
+#[derive(Args)]
+#[command(group = ArgGroup::new("templated").args(["messages", "chat"]))]
+pub struct Conversation {
+    /// A conversation as JSON, `-` is stdin: `[{"role": "user", "content": "Hi"}]`
+    #[arg(long, value_name = "FILE", help_heading = "Chat")]
+    pub messages: Option<PathBuf>,
+    /// Take the text as a user's message, through the model's chat template
+    #[arg(long, help_heading = "Chat")]
+    pub chat: bool,
+    /// System prompt before that message
+    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true, help_heading = "Chat")]
+    pub system: Option<String>,
+    /// Let the model think before it answers, or not [default: as the template has it]
+    #[arg(long, value_enum, value_name = "SWITCH", requires = "templated", help_heading = "Chat")]
+    pub thinking: Option<Switch>,
+    /// A Jinja file in place of the model's chat template
+    #[arg(long, value_name = "FILE", requires = "templated", help_heading = "Chat")]
+    pub template: Option<PathBuf>,
+}
+
+impl Conversation {
+    /// Whether the chat template has a say.
+    pub fn is_templated(&self) -> bool {
+        self.chat || self.messages.is_some()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DraftArg {
     None,
@@ -258,14 +296,16 @@ pub struct Tokenize {
     /// A .kdtr file or a checkpoint folder, with a tokenizer
     pub bundle: PathBuf,
     /// The text; `-` is stdin
-    #[arg(required_unless_present = "ids", allow_hyphen_values = true)]
+    #[arg(required_unless_present_any = ["ids", "messages"], conflicts_with = "messages", allow_hyphen_values = true)]
     pub text: Option<String>,
     /// Turn these ids into text instead: `1,2,3`
-    #[arg(long, value_name = "IDS", value_delimiter = ',', num_args = 1, conflicts_with = "text")]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', num_args = 1, conflicts_with_all = ["text", "templated"])]
     pub ids: Option<Vec<i32>>,
     /// Take special tokens of the text as such
     #[arg(long, conflicts_with = "ids")]
     pub special: bool,
+    #[command(flatten)]
+    pub conversation: Conversation,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

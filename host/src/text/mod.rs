@@ -1,12 +1,19 @@
-//! Text and tokens.
+//! Text and tokens: the tokenizer, chat templates, and text from a stream of tokens.
 
+mod messages;
 mod split;
 mod stream;
+mod template;
+#[cfg(test)]
+mod template_tests;
 #[cfg(test)]
 mod tests;
+mod to_json;
 mod tokenizer;
 
+pub use messages::Messages;
 pub use stream::TextStream;
+pub use template::{ChatTemplate, Rendered};
 pub use tokenizer::Tokenizer;
 
 #[derive(Debug, thiserror::Error)]

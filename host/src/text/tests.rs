@@ -9,7 +9,7 @@ use super::{TextStream, Tokenizer};
 use crate::weights::{Mismatch, TokenizerSpec};
 
 /// The large model's pattern, from the description of its branches.
-const PATTERN: &str = concat!(
+pub(super) const PATTERN: &str = concat!(
     r"[\p{Han}]+",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -23,10 +23,10 @@ const VOCAB: usize = 280;
 
 fn spec() -> TokenizerSpec {
     let special_tokens = BTreeMap::from([("<end>".to_string(), END as u32), ("[BOS]".to_string(), 271)]);
-    TokenizerSpec { kind: "tiktoken".into(), pattern: PATTERN.into(), special_tokens }
+    TokenizerSpec { kind: "tiktoken".into(), pattern: PATTERN.into(), special_tokens, template_tokens: BTreeMap::new() }
 }
 
-fn model() -> Vec<u8> {
+pub(super) fn model() -> Vec<u8> {
     let bytes = (0..=255u8).map(|b| vec![b]);
     let all = bytes.chain(MERGES.iter().map(|m| m.as_bytes().to_vec())).enumerate();
     all.flat_map(|(id, token)| format!("{} {id}\n", BASE64_STANDARD.encode(token)).into_bytes()).collect()

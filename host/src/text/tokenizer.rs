@@ -3,14 +3,14 @@
 //! Text from a user is encoded without special tokens, whatever it spells. Every id below `vocab_size` has bytes: ids
 //! that neither the vocabulary nor the special tokens name are reserved and have a name of their own.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use tiktoken_rs::CoreBPE;
 
-use super::TextError;
 use super::split::pieces;
+use super::{Rendered, TextError};
 use crate::weights::{Bundle, Mismatch, TokenizerSpec, WeightsError};
 
 const KIND: &str = "tiktoken";
@@ -20,6 +20,10 @@ pub struct Tokenizer {
     /// The bytes of each id.
     tokens: Vec<Vec<u8>>,
     specials: BTreeMap<String, u32>,
+    /// The same, longest names first, and the characters that they begin with.
+    names: Vec<(String, u32)>,
+    firsts: Vec<char>,
+    template_tokens: BTreeMap<String, String>,
 }
 
 impl Tokenizer {
@@ -50,12 +54,23 @@ impl Tokenizer {
             *token = Some(name.clone().into_bytes());
         }
         let specials = spec.special_tokens.clone();
-        let bpe = CoreBPE::new(ranks, specials.clone().into_iter().collect(), &spec.pattern)
+        let mut names: Vec<(String, u32)> = specials.clone().into_iter().collect();
+        names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
+        let firsts: BTreeSet<char> = names.iter().filter_map(|(name, _)| name.chars().next()).collect();
+        // Special tokens are looked for here, not there.
+        let bpe = CoreBPE::new(ranks, Default::default(), &spec.pattern)
             .map_err(|e| Mismatch::metadata(KEY, "a pattern that compiles", e))?;
         let reserved = |(id, token): (usize, Option<Vec<u8>>)| {
             token.unwrap_or_else(|| format!("<|reserved_token_{id}|>").into_bytes())
         };
-        Ok(Self { bpe, tokens: tokens.into_iter().enumerate().map(reserved).collect(), specials })
+        Ok(Self {
+            bpe,
+            tokens: tokens.into_iter().enumerate().map(reserved).collect(),
+            specials,
+            names,
+            firsts: firsts.into_iter().collect(),
+            template_tokens: spec.template_tokens.clone(),
+        })
     }
 
     /// The tokens of `text`; a special token's name in it is ordinary text.
@@ -82,16 +97,41 @@ impl Tokenizer {
 
     /// The tokens of `text` with the names of special tokens taken as such: for templates, never for a user's words.
     pub fn encode_with_specials(&self, text: &str) -> Result<Vec<i32>, TextError> {
-        if self.specials.is_empty() {
-            return self.encode(text);
+        self.encode_names(text, None)
+    }
+
+    /// The tokens of a conversation.
+    pub fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<i32>, TextError> {
+        match &rendered.marked {
+            Some((text, mark)) => self.encode_names(text, Some(*mark)),
+            None => self.encode_names(&rendered.text, None),
         }
-        let names: HashSet<&str> = self.specials.keys().map(String::as_str).collect();
+    }
+
+    /// The tokens of `text`: names of special tokens, the longest where several fit, and what lies between them
+    /// without `mark`.
+    fn encode_names(&self, text: &str, mark: Option<char>) -> Result<Vec<i32>, TextError> {
         let mut ids = Vec::new();
-        for piece in pieces(text) {
-            let (tokens, _) = self.bpe.encode(piece, &names).map_err(|e| TextError::Encode(e.to_string()))?;
-            ids.extend(tokens.into_iter().map(|id| id as i32));
+        let ordinary = |text: &str, ids: &mut Vec<i32>| {
+            let clean = mark.map(|mark| text.replace(mark, ""));
+            ids.extend(self.encode(clean.as_deref().unwrap_or(text))?);
+            Ok(())
+        };
+        let (mut start, mut at) = (0, 0);
+        while let Some(next) = text[at..].find(&self.firsts[..]) {
+            at += next;
+            match self.names.iter().find(|(name, _)| text[at..].starts_with(name.as_str())) {
+                Some((name, id)) => {
+                    ordinary(&text[start..at], &mut ids)?;
+                    ids.push(*id as i32);
+                    at += name.len();
+                    start = at;
+                }
+                None => at += text[at..].chars().next().map_or(1, char::len_utf8),
+            }
         }
-        self.covering(text, ids)
+        ordinary(&text[start..], &mut ids)?;
+        Ok(ids)
     }
 
     /// The bytes of one token; a character may be spread over several.
@@ -112,6 +152,11 @@ impl Tokenizer {
     /// Names and ids of the special tokens.
     pub fn specials(&self) -> &BTreeMap<String, u32> {
         &self.specials
+    }
+
+    /// What chat templates call some of them.
+    pub fn template_tokens(&self) -> &BTreeMap<String, String> {
+        &self.template_tokens
     }
 
     pub fn vocab_size(&self) -> usize {

@@ -14,7 +14,9 @@ use super::container::Container;
 use super::manifest::{self, Declared};
 use super::store::Store;
 use super::tensor::{bf16_values, f32_values};
-use super::{DrafterConfig, Golden, GoldenText, Mismatch, ModelConfig, Settings, TokenizerSpec, WeightsError};
+use super::{
+    DrafterConfig, Golden, GoldenText, Mismatch, ModelConfig, Settings, TemplateSource, TokenizerSpec, WeightsError,
+};
 use super::{kdtr, layout};
 use crate::linear::{Format, HostData, HostWeight};
 
@@ -51,7 +53,7 @@ pub struct Bundle {
     pub(super) golden_texts: Vec<GoldenText>,
     pub(super) tokenizer: Option<TokenizerSpec>,
     pub(super) vocabulary: Option<Vec<u8>>,
-    pub(super) chat_template: Option<String>,
+    pub(super) chat_template: Option<TemplateSource>,
     /// What there is to know about a checkpoint folder; none of a `.kdtr` file.
     pub(super) folder: Option<Folder>,
     /// Bytes of the weights that were asked for.
@@ -180,8 +182,8 @@ impl Bundle {
     }
 
     /// The source of the chat template.
-    pub fn chat_template(&self) -> Option<&str> {
-        self.chat_template.as_deref()
+    pub fn chat_template(&self) -> Option<&TemplateSource> {
+        self.chat_template.as_ref()
     }
 
     /// Weight `name` as stored, for products and look-ups. What opening did not read is looked at now.

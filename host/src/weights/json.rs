@@ -50,7 +50,7 @@ macro_rules! read_fields {
 pub(super) use read_fields;
 
 /// Fails on text that is not JSON, and on a repeated key at any depth.
-pub(super) fn unique_keys(text: &str) -> serde_json::Result<()> {
+pub(crate) fn unique_keys(text: &str) -> serde_json::Result<()> {
     serde_json::from_str::<Unique>(text).map(|_| ())
 }
 

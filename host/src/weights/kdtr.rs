@@ -10,11 +10,15 @@ use super::error::rule;
 use super::layout::{self, Expected, Use};
 use super::manifest::{self, Declared};
 use super::store::Store;
-use super::{Bundle, DrafterConfig, GoldenText, Mismatch, ModelConfig, Settings, TokenizerSpec, goldens, json, tensor};
+use super::{
+    Bundle, DrafterConfig, GoldenText, Mismatch, ModelConfig, Settings, TemplateSource, TokenizerSpec, goldens, json,
+    tensor,
+};
 use crate::linear::Format;
 
 pub(super) const FORMAT: &str = "kdtr";
 pub(super) const VERSION: &str = "1";
+pub(super) const TEMPLATE: &str = "chat_template";
 pub(super) const VOCABULARY: &str = "tokenizer.tiktoken";
 const HASH_CHARS: usize = 2 * blake3::OUT_LEN;
 
@@ -49,6 +53,10 @@ pub(super) fn read(mut file: Container) -> Result<Bundle, Mismatch> {
     })?;
     let hashes = json::parse("blake3", required(&metadata, "blake3")?)?;
     let vocabulary = tokenizer.as_ref().and_then(|_| store.get(VOCABULARY)).map(|raw| raw.bytes.to_vec());
+    let chat_template = metadata.get(TEMPLATE).map(|text| {
+        let place = format!("metadata `{TEMPLATE}`");
+        TemplateSource { text: text.clone(), file: store.path().to_path_buf(), place }
+    });
     let bundle = Bundle {
         store,
         config,
@@ -63,7 +71,7 @@ pub(super) fn read(mut file: Container) -> Result<Bundle, Mismatch> {
         golden_texts,
         tokenizer,
         vocabulary,
-        chat_template: metadata.get("chat_template").cloned(),
+        chat_template,
         folder: None,
         handed: Default::default(),
     };

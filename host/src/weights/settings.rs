@@ -1,6 +1,7 @@
 //! What a model says about itself beside its configuration.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,18 @@ pub struct TokenizerSpec {
     /// The pattern that splits a text before merging.
     pub pattern: String,
     pub special_tokens: BTreeMap<String, u32>,
+    /// What chat templates call some of them: `bos_token`, `eos_token` and the like.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub template_tokens: BTreeMap<String, String>,
+}
+
+/// A chat template's source, and where it stands.
+#[derive(Clone, Debug)]
+pub struct TemplateSource {
+    pub text: String,
+    pub file: PathBuf,
+    /// The place in the file where the source begins; empty where the file is the source.
+    pub place: String,
 }
 
 /// A golden's prompt and continuation as text.

@@ -7,6 +7,7 @@ pub mod decode;
 pub mod doctor;
 pub mod inspect;
 mod progress;
+mod prompt;
 pub mod tokenize;
 pub mod verify;
 

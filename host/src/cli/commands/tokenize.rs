@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::json;
 
+use super::prompt::{self, Prompt};
 use super::{open, read_text};
 use crate::cli::args::Tokenize;
 use crate::cli::failure::{Failure, Result};
@@ -20,9 +21,11 @@ pub fn run(args: &Tokenize) -> Result<()> {
         let text = tokenizer.decode(ids).map_err(|e| Failure::usage(format!("--ids: {e}")))?;
         return if args.json { output::json(&json!({ "ids": ids, "text": text })) } else { output::line(text) };
     }
-    let given = args.text.as_deref().unwrap_or_default();
-    let text = if given == "-" { read_text(Path::new(given))? } else { given.to_string() };
-    let ids = if args.special { tokenizer.encode_with_specials(&text)? } else { tokenizer.encode(&text)? };
+    let given = match args.text.as_deref() {
+        Some("-") => Some(read_text(Path::new("-"))?),
+        text => text.map(str::to_string),
+    };
+    let Prompt { ids, text } = prompt::read(given, args.special, &args.conversation, &bundle, &tokenizer)?;
     if !args.json {
         let ids: Vec<String> = ids.iter().map(i32::to_string).collect();
         return output::line(ids.join(" "));

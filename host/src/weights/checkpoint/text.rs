@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::super::config::text_config;
 use super::super::error::rule;
-use super::super::{Mismatch, TokenizerSpec, WeightsError, json};
+use super::super::{Mismatch, TemplateSource, TokenizerSpec, WeightsError, json};
 use super::index::read_text;
 
 const VOCABULARY: &str = "tiktoken.model";
@@ -17,6 +17,9 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// Special tokens at which a turn or a text ends, whatever the settings name.
 const ENDS: [&str; 2] = ["[EOS]", "<|im_end|>"];
+/// Names that a chat template has for special tokens.
+const TEMPLATE_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// How Kimi's tokenizer splits a text, which its checkpoints hold only as code: Han text; words of letters that are no
 /// Han, with what stands before and an English contraction behind; up to three digits; the rest.
 const PATTERN: &str = concat!(
@@ -34,7 +37,7 @@ type Result<T> = std::result::Result<T, WeightsError>;
 pub(super) struct Text {
     pub tokenizer: Option<TokenizerSpec>,
     pub vocabulary: Option<Vec<u8>>,
-    pub chat_template: Option<String>,
+    pub chat_template: Option<TemplateSource>,
     pub stop_token_ids: Vec<i32>,
 }
 
@@ -46,12 +49,10 @@ pub(super) fn read(folder: &Path, config: &Value, vocab_size: usize) -> Result<T
         let special_tokens = special_tokens(&settings).map_err(|m| m.in_file(&folder.join(TOKENIZER_CONFIG)))?;
         let pattern = pattern(&document(folder, TOKENIZER)?).unwrap_or_else(|| PATTERN.into());
         text.vocabulary = Some(read_text(&folder.join(VOCABULARY))?.into_bytes());
-        text.tokenizer = Some(TokenizerSpec { kind: "tiktoken".into(), pattern, special_tokens });
+        let template_tokens = template_tokens(&settings);
+        text.tokenizer = Some(TokenizerSpec { kind: "tiktoken".into(), pattern, special_tokens, template_tokens });
     }
-    text.chat_template = match folder.join(CHAT_TEMPLATE).exists() {
-        true => Some(read_text(&folder.join(CHAT_TEMPLATE))?),
-        false => settings.get("chat_template").and_then(Value::as_str).map(str::to_string),
-    };
+    text.chat_template = chat_template(folder, &settings)?;
     let mut stops = BTreeSet::new();
     let generation = document(folder, GENERATION_CONFIG)?;
     for (file, object) in
@@ -104,6 +105,41 @@ fn special_tokens(settings: &Value) -> std::result::Result<BTreeMap<String, u32>
         })?;
     }
     Ok(tokens)
+}
+
+/// What templates call special tokens: a text each, or an object with one.
+fn template_tokens(settings: &Value) -> BTreeMap<String, String> {
+    let token = |name: &&str| {
+        let value = settings.get(*name)?;
+        let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
+        Some((name.to_string(), text.to_string()))
+    };
+    TEMPLATE_TOKENS.iter().filter_map(token).collect()
+}
+
+/// The chat template: a file of its own, or a field of tokenizer_config.json, one or named ones.
+fn chat_template(folder: &Path, settings: &Value) -> Result<Option<TemplateSource>> {
+    let file = folder.join(CHAT_TEMPLATE);
+    if file.exists() {
+        return Ok(Some(TemplateSource { text: read_text(&file)?, file, place: String::new() }));
+    }
+    let named = |list: &Vec<Value>| {
+        let default = list.iter().find(|entry| entry.get("name").and_then(Value::as_str) == Some("default"));
+        Some(default?.get("template")?.as_str()?.to_string())
+    };
+    let found = match settings.get("chat_template") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) => Some(text.clone()),
+        Some(Value::Array(list)) => named(list),
+        Some(_) => None,
+    };
+    let (file, place) = (folder.join(TOKENIZER_CONFIG), "field `chat_template`".to_string());
+    match found {
+        Some(text) => Ok(Some(TemplateSource { text, file, place })),
+        None => {
+            Err(Mismatch::new(place, "a text, or a list with a template named `default`", "neither").in_file(&file))
+        }
+    }
 }
 
 /// The splitting pattern of a tokenizer.json.

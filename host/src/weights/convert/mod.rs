@@ -166,7 +166,7 @@ impl<'a> Conversion<'a> {
             add("tokenizer", json!(spec).to_string());
         }
         if let Some(template) = &bundle.chat_template {
-            add("chat_template", template.clone());
+            add(kdtr::TEMPLATE, template.text.clone());
         }
         all
     }

@@ -1,6 +1,7 @@
 //! From what was typed to what is done. A flag that cannot be honoured is an error here, before anything is loaded.
 
 use crate::cli::args::{Decode, DraftArg};
+use crate::cli::commands::prompt::{self, Prompt};
 use crate::cli::commands::read_text;
 use crate::cli::failure::{Failure, Result};
 use crate::device::Choice;
@@ -14,6 +15,8 @@ const DEFAULT_MAX_NEW: usize = 256;
 /// A definite request.
 pub struct Plan<'a> {
     pub prompt: Vec<i32>,
+    /// What the chat template made of the conversation.
+    pub rendered: Option<String>,
     /// The golden to compare with, and its number.
     pub golden: Option<&'a Golden>,
     pub golden_index: usize,
@@ -66,6 +69,9 @@ pub fn check_flags(args: &Decode) -> Result<()> {
     } else if args.golden.is_some() {
         return usage("--golden compares with greedy tokens; --temp above 0 draws others");
     }
+    if args.conversation.chat && args.prompt.is_none() && args.prompt_file.is_none() {
+        return usage("--chat makes a message of a text: say --prompt or --prompt-file, too");
+    }
     if args.stop.iter().any(String::is_empty) {
         return usage("--stop wants a text that is not empty");
     }
@@ -80,7 +86,8 @@ impl<'a> Plan<'a> {
     pub fn new(args: &Decode, bundle: &'a Bundle, tokenizer: Option<&Tokenizer>) -> Result<Self> {
         let vocab = bundle.config().vocab_size;
         let golden = args.golden.map(|i| golden(bundle, i)).transpose()?;
-        let prompt = prompt(args, golden, tokenizer, vocab)?;
+        let Prompt { ids: prompt, text } = prompt(args, golden, bundle, tokenizer)?;
+        let rendered = Some(text).filter(|_| args.conversation.is_templated());
         let (draft, budget) = draft(args, bundle, golden)?;
         let (max_new, context) = room(args, bundle, golden, prompt.len())?;
         if !args.stop.is_empty() && tokenizer.is_none() {
@@ -93,6 +100,7 @@ impl<'a> Plan<'a> {
         }
         Ok(Self {
             prompt,
+            rendered,
             golden,
             golden_index: args.golden.unwrap_or_default(),
             draft,
@@ -118,24 +126,25 @@ fn golden(bundle: &Bundle, i: usize) -> Result<&Golden> {
     })
 }
 
-fn prompt(args: &Decode, golden: Option<&Golden>, tokenizer: Option<&Tokenizer>, vocab: usize) -> Result<Vec<i32>> {
-    let ids = if let Some(golden) = golden {
-        golden.prompt.clone()
+fn prompt(args: &Decode, golden: Option<&Golden>, bundle: &Bundle, tokenizer: Option<&Tokenizer>) -> Result<Prompt> {
+    let of_ids = |ids: &Vec<i32>| Prompt { ids: ids.clone(), text: String::new() };
+    let prompt = if let Some(golden) = golden {
+        of_ids(&golden.prompt)
     } else if let Some(ids) = &args.prompt_ids {
-        check_ids("--prompt-ids", ids, vocab)?;
-        ids.clone()
+        check_ids("--prompt-ids", ids, bundle.config().vocab_size)?;
+        of_ids(ids)
     } else {
         let Some(tokenizer) = tokenizer else {
             return usage("the bundle holds no tokenizer: use --prompt-ids or --golden");
         };
         let text = match (&args.prompt, &args.prompt_file) {
-            (Some(text), _) => text.clone(),
-            (None, Some(file)) => read_text(file)?,
-            (None, None) => String::new(),
+            (Some(text), _) => Some(text.clone()),
+            (None, Some(file)) => Some(read_text(file)?),
+            (None, None) => None,
         };
-        if args.special { tokenizer.encode_with_specials(&text)? } else { tokenizer.encode(&text)? }
+        prompt::read(text, args.special, &args.conversation, bundle, tokenizer)?
     };
-    if ids.is_empty() { usage("the prompt is empty: there is no token to continue") } else { Ok(ids) }
+    if prompt.ids.is_empty() { usage(prompt::EMPTY) } else { Ok(prompt) }
 }
 
 fn check_ids(flag: &str, ids: &[i32], vocab: usize) -> Result<()> {

@@ -244,6 +244,7 @@ impl Report<'_> {
                 fields.insert(key.into(), value);
             }
         };
+        add("prompt", some(self.plan.rendered.as_ref()));
         add("text", some(self.text.as_ref()));
         add("sampling", some(self.plan.sampling.map(sampling)));
         add("min_prob", some(self.args.min_prob.map(shortest)));
