@@ -8,6 +8,8 @@ mod bad_bundles;
 mod bad_checkpoints;
 #[path = "../support/bundle.rs"]
 mod bundle;
+/// Conversations through chat templates.
+mod chat;
 #[path = "../support/checkpoint.rs"]
 mod checkpoint;
 /// Checkpoint folders: opened directly, from a cache, with a drafter, in part.
@@ -20,6 +22,11 @@ mod damage;
 mod decode;
 /// Help texts, word for word.
 mod help;
+#[path = "../support/kimi.rs"]
+mod kimi;
+/// The real vocabulary: ids, streams, conversations.
+#[path = "kimi.rs"]
+mod kimi_text;
 /// Weights whose products overflow.
 mod overflow;
 /// Starting the binary.
