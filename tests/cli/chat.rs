@@ -34,7 +34,7 @@ fn a_prompt_becomes_a_message_when_asked() {
         run(all.concat()).expect(0, &[]).json()
     };
     let chat = decode(&model, &["--prompt", "fn", "--chat"]);
-    assert_eq!((&chat["prompt"], &chat["prompt_tokens"]), (&json!(CHAT), &json!(16)));
+    assert_eq!((&chat["prompt"], &chat["prompt_tokens"]), (&json!(CHAT), &json!(12)));
     let quick = decode(&model, &["--prompt", "fn", "--chat", "--thinking", "off", "--system", "Rust."]);
     let text = format!("<|im_system|>system<|im_middle|>Rust.<|im_end|>{CHAT}</think>");
     assert_eq!(quick["prompt"], text);
@@ -122,7 +122,8 @@ fn flags_that_cannot_be_honoured() {
     wrong(&["decode", small, "--golden", "0", "--chat"], &["--chat", "--prompt"]);
     wrong(&["decode", small, "--prompt", "a", "--messages", "x"], &["cannot be used with"]);
     wrong(&["decode", small, "--messages", "x", "--chat"], &["cannot be used with"]);
-    wrong(&["decode", small, "--messages", "x", "--system", "a"], &["--chat"]);
+    wrong(&["decode", small, "--messages", "x", "--system", "a"], &["cannot be used with"]);
+    wrong(&["decode", small, "--prompt", "a", "--system", "a"], &["required", "--chat"]);
     wrong(&["decode", small, "--prompt", "a", "--thinking", "on"], &["required", "--chat"]);
     wrong(&["decode", small, "--prompt", "a", "--template", "x"], &["required", "--chat"]);
     wrong(&["decode", small, "--prompt", "a", "--chat", "--thinking", "maybe"], &["invalid value 'maybe'"]);

@@ -202,7 +202,8 @@ pub struct Conversation {
     #[arg(long, help_heading = "Chat")]
     pub chat: bool,
     /// System prompt before that message
-    #[arg(long, value_name = "TEXT", requires = "chat", allow_hyphen_values = true, help_heading = "Chat")]
+    #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with = "messages", allow_hyphen_values = true)]
+    #[arg(help_heading = "Chat")]
     pub system: Option<String>,
     /// Let the model think before it answers, or not [default: as the template has it]
     #[arg(long, value_enum, value_name = "SWITCH", requires = "templated", help_heading = "Chat")]

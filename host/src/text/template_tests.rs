@@ -80,7 +80,7 @@ fn calls_keep_their_reasoning_and_the_order_of_their_keys() {
         text,
         "<|im_user|>user<|im_middle|>T?<|im_end|><|im_assistant|>assistant<|im_middle|><think>ask</think>".to_string()
             + "<|tool_calls_section_begin|>"
-            + &call("functions.t:0", r#"{"z":"<é>","a":[1,2.5,null,true]}"#)
+            + &call("functions.t:0", r#"{"z": "<é>", "a": [1, 2.5, null, true]}"#)
             + &call("functions.t:1", r#"{"b": 1}"#)
             + "<|tool_calls_section_end|><|im_end|>"
             + "<|im_system|>tool<|im_middle|>## Return of functions.t:0\n21<|im_end|>"
