@@ -70,6 +70,7 @@ pub(super) fn open(path: &Path, layers: Option<usize>) -> Result<Bundle> {
     unreferenced(&store, &manifest).map_err(|m| store.blame(m))?;
     facts.path = folder.clone();
     let text = text::read(&folder, &whole, config.vocab_size)?;
+    facts.notes.extend(text.note);
     let settings = Settings {
         name: index::name(path, &folder),
         lora_norm_eps: lora_norm_eps(&whole, &config).map_err(in_config)?,

@@ -39,6 +39,8 @@ pub(super) struct Text {
     pub vocabulary: Option<Vec<u8>>,
     pub chat_template: Option<TemplateSource>,
     pub stop_token_ids: Vec<i32>,
+    /// What is there and not used.
+    pub note: Option<String>,
 }
 
 /// Reads what is there; a folder without a vocabulary decodes token ids only.
@@ -51,6 +53,9 @@ pub(super) fn read(folder: &Path, config: &Value, vocab_size: usize) -> Result<T
         text.vocabulary = Some(read_text(&folder.join(VOCABULARY))?.into_bytes());
         let template_tokens = template_tokens(&settings);
         text.tokenizer = Some(TokenizerSpec { kind: "tiktoken".into(), pattern, special_tokens, template_tokens });
+    }
+    if text.tokenizer.is_none() && folder.join(TOKENIZER).exists() {
+        text.note = Some(format!("{TOKENIZER} is not used: text needs a {VOCABULARY}, so there are token ids only"));
     }
     text.chat_template = chat_template(folder, &settings)?;
     let mut stops = BTreeSet::new();
