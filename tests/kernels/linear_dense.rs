@@ -43,7 +43,7 @@ pub fn cases(suite: &mut Suite) {
     }
     // More tiles than are few: up to 8 rows take another kernel.
     for kind in Kind::ALL {
-        let case = move |d: &Device| one_product(d, kind, 4240, 128, &[1, 8]);
+        let case = move |d: &Device| one_product(d, kind, 4240, 128, &[1, 8, 12, 20, 40]);
         suite.both(format!("linear::{}::4240x128", kind.name()), case);
     }
     // K that only some kernels take.
@@ -242,7 +242,7 @@ fn explains(device: &Device) -> Outcome {
     let stored = Stored::random(Kind::W4, [1, 40, 1088], &mut Random::new(13));
     let weight = Weight::new(device, &stored.host("w"))?;
     let text = explain(&weight, 65).to_string();
-    let want = "w4a16 1 x [40, 1088] x 65 rows: gemm_w4a16_m64, 16 x 40 a block, k in 64s over 8 warps, \
+    let want = "w4a16 1 x [40, 1088] x 65 rows: gemm_w4a16_m64_few, 16 x 40 a block, k in 64s over 8 warps, \
                 6 units, blocks of 256, 60672 shared, 29376 weight bytes";
     check(text == want, || format!("expected `{want}`, found `{text}`"))?;
     check(weight.bytes() == 29376, || format!("{} bytes", weight.bytes()))?;

@@ -163,7 +163,7 @@ fn words() -> Outcome {
 /// The last word of the last of 384 experts of Kimi K2.6's gate and up together, and of a matrix beyond 2^32 bytes.
 fn addresses() -> Outcome {
     let (n, k, experts) = (2 * 2048, 7168, 384);
-    let last = chunk_index(experts - 1, n, k, n / 16 - 1, k / 64 - 1);
+    let last = chunk_index(experts as u32 - 1, n as u32, k as u32, n as u32 / 16 - 1, k as u32 / 64 - 1) as usize;
     let words = bf16::TILE_WORDS;
     equal("bytes", &[(last + 1) * words * 4], &[experts * (n * k / 2 + n * k / GROUP * 2)])?;
     check(last * words * 4 > 1 << 32, || "the case is too small".into())?;

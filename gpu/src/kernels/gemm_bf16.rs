@@ -61,8 +61,12 @@ pub const M8_FEW: Variant = Variant { nt: 1, mt: 1, chunks: 2, depth: 2, blocks:
 pub const M16: Variant = Variant { nt: 2, mt: 2, chunks: 1, depth: 2, blocks: 2 };
 /// Up to 16 rows, few tiles.
 pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 1, depth: 4, blocks: 2 };
+/// Up to 32 rows.
+pub const M32: Variant = Variant { nt: 2, mt: 4, chunks: 1, depth: 2, blocks: 1 };
 /// Up to 64 rows.
-pub const M64: Variant = Variant { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
+pub const M64: Variant = Variant { nt: 2, mt: 8, chunks: 1, depth: 2, blocks: 1 };
+/// Up to 64 rows, few tiles.
+pub const M64_FEW: Variant = Variant { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
 
 const _: () = {
     assert!(
@@ -70,6 +74,8 @@ const _: () = {
     );
     assert!(M16_FEW.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
     assert!(M16.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT && M64.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(M32.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(M64_FEW.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
 };
 
 /// Up to 8 rows a unit.
@@ -94,6 +100,18 @@ pub fn gemm_bf16_m16(a: StreamArgs) {
 #[kernel]
 pub fn gemm_bf16_m16_few(a: StreamArgs) {
     stream!(Bf16, M16_FEW, Dense, a);
+}
+
+/// Up to 32 rows a unit.
+#[kernel]
+pub fn gemm_bf16_m32(a: StreamArgs) {
+    stream!(Bf16, M32, Dense, a);
+}
+
+/// Up to 64 rows a unit, few tiles.
+#[kernel]
+pub fn gemm_bf16_m64_few(a: StreamArgs) {
+    stream!(Bf16, M64_FEW, Dense, a);
 }
 
 /// Up to 64 rows a unit.

@@ -13,7 +13,7 @@
 use cuda_std::{Global, GlobalMut, dynamic_shared, kernel, math, thread, warp};
 
 use super::stream::{CHUNK_K, FRAGMENT, Gathered, Lane, Rows, Strided, TILE_M, TILE_N};
-use crate::args::linear::{ABSENT, DenseRows, GemmArgs, GemmShape, GroupedGemmArgs, GroupedRows};
+use crate::args::linear::{ABSENT, GemmArgs, GemmShape, GroupedGemmArgs, GroupedRows};
 use crate::unroll::unroll;
 
 /// Warps of a block.
@@ -155,17 +155,9 @@ fn multiply<R: Rows>(
 /// Up to 8 rows a block.
 #[kernel]
 pub fn gemm_f32(a: GemmArgs) {
-    let DenseRows { x_stride, x_batch, y_stride, y_batch, rows, rows_per_block, accumulate } = a.rows;
-    let first = thread::block_idx_x() * rows_per_block;
-    let matrix = thread::block_idx_z() as usize;
-    let rows = Strided {
-        count: rows_per_block.min(rows - first) as usize,
-        x: matrix * x_batch as usize + first as usize * x_stride as usize,
-        x_stride: x_stride as usize,
-        y: matrix * y_batch as usize + first as usize * y_stride as usize,
-        y_stride: y_stride as usize,
-    };
-    multiply(a.weights.rows, a.x, a.y, a.shape, matrix, rows, accumulate != 0);
+    let matrix = thread::block_idx_z();
+    let rows = Strided::of(a.rows, matrix, thread::block_idx_x());
+    multiply(a.weights.rows, a.x, a.y, a.shape, matrix as usize, rows, a.rows.accumulate != 0);
 }
 
 /// Rows gathered by expert.

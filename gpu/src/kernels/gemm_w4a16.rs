@@ -123,15 +123,20 @@ pub const M8_FEW: Variant = Variant { nt: 1, mt: 1, chunks: 4, depth: 4, blocks:
 pub const M16: Variant = Variant { nt: 2, mt: 2, chunks: 1, depth: 5, blocks: 2 };
 /// Up to 16 rows, few tiles.
 pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 2, depth: 4, blocks: 2 };
-/// Up to 64 rows: one tile of weights, for the sums of 64 rows fill the registers.
-pub const M64: Variant = Variant { nt: 1, mt: 8, chunks: 2, depth: 3, blocks: 1 };
+/// Up to 32 rows: four tiles of weights for each read of x, whose traffic would else exceed that of the weights.
+pub const M32: Variant = Variant { nt: 4, mt: 4, chunks: 1, depth: 3, blocks: 1 };
+/// Up to 64 rows: their sums fill the registers with two.
+pub const M64: Variant = Variant { nt: 2, mt: 8, chunks: 1, depth: 4, blocks: 1 };
+/// Up to 64 rows, few tiles.
+pub const M64_FEW: Variant = Variant { nt: 1, mt: 8, chunks: 2, depth: 3, blocks: 1 };
 
 const _: () = {
     let (few, many) = (<bf16 as Scale>::TILE_WORDS, <f32 as Scale>::TILE_WORDS);
     assert!(M8.shared_bytes(few) <= crate::SHARED_LIMIT && M8_S32.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M8_FEW.shared_bytes(many) <= crate::SHARED_LIMIT && M16.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M16_FEW.shared_bytes(many) <= crate::SHARED_LIMIT);
-    assert!(M64.shared_bytes(many) <= crate::SHARED_LIMIT);
+    assert!(M32.shared_bytes(many) <= crate::SHARED_LIMIT && M64.shared_bytes(many) <= crate::SHARED_LIMIT);
+    assert!(M64_FEW.shared_bytes(many) <= crate::SHARED_LIMIT);
 };
 
 /// Up to 8 rows a unit, bf16 scales.
@@ -156,6 +161,18 @@ pub fn gemm_w4a16_m16(a: StreamArgs) {
 #[kernel]
 pub fn gemm_w4a16_m16_few(a: StreamArgs) {
     stream!(W4a16<bf16>, M16_FEW, Dense, a);
+}
+
+/// Up to 32 rows a unit, bf16 scales.
+#[kernel]
+pub fn gemm_w4a16_m32(a: StreamArgs) {
+    stream!(W4a16<bf16>, M32, Dense, a);
+}
+
+/// Up to 64 rows a unit, few tiles, bf16 scales.
+#[kernel]
+pub fn gemm_w4a16_m64_few(a: StreamArgs) {
+    stream!(W4a16<bf16>, M64_FEW, Dense, a);
 }
 
 /// Up to 64 rows a unit, bf16 scales.
@@ -198,6 +215,18 @@ pub fn gemm_w4a16_s32_m16(a: StreamArgs) {
 #[kernel]
 pub fn gemm_w4a16_s32_m16_few(a: StreamArgs) {
     stream!(W4a16<f32>, M16_FEW, Dense, a);
+}
+
+/// Up to 32 rows a unit, f32 scales.
+#[kernel]
+pub fn gemm_w4a16_s32_m32(a: StreamArgs) {
+    stream!(W4a16<f32>, M32, Dense, a);
+}
+
+/// Up to 64 rows a unit, few tiles, f32 scales.
+#[kernel]
+pub fn gemm_w4a16_s32_m64_few(a: StreamArgs) {
+    stream!(W4a16<f32>, M64_FEW, Dense, a);
 }
 
 /// Up to 64 rows a unit, f32 scales.

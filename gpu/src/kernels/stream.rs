@@ -28,7 +28,7 @@
 use cuda_std::{Global, GlobalMut, Shared, bf16, dynamic_shared, math, mma, thread, warp};
 
 use super::ring::{Ring, Sources, Stage, ring_bytes};
-use crate::args::linear::StreamShape;
+use crate::args::linear::{DenseRows, StreamShape};
 use crate::unroll::unroll;
 
 /// Weight rows of a tile: the rows of an `mma`'s first operand.
@@ -75,10 +75,10 @@ const fn split(k: usize, least: usize) -> usize {
     split
 }
 
-/// The number of a tile's chunk among all of the weights.
+/// The number of a tile's chunk among all of the weights; launchers see to it that 32 bits hold it.
 #[inline(always)]
-pub const fn chunk_index(matrix: usize, n: usize, k: usize, tile: usize, chunk: usize) -> usize {
-    (matrix * n.div_ceil(TILE_N) + tile) * k.div_ceil(CHUNK_K) + chunk
+pub const fn chunk_index(matrix: u32, n: u32, k: u32, tile: u32, chunk: u32) -> u32 {
+    (matrix * n.div_ceil(TILE_N as u32) + tile) * k.div_ceil(CHUNK_K as u32) + chunk
 }
 
 /// How a block divides a product.
@@ -107,9 +107,14 @@ impl Variant {
         if self.mt == 1 { 2 } else { 1 }
     }
 
-    /// Sums that a block's warps exchange.
+    /// Tiles of a warp whose sums are exchanged at a time: all, or one where the rows are many.
+    const fn pass(self) -> usize {
+        if self.mt <= EARLY { self.nt } else { 1 }
+    }
+
+    /// Sums that a block's warps exchange at a time.
     const fn partial_sums(self) -> usize {
-        WARPS as usize * self.nt * self.mt * TILE_SUMS
+        WARPS as usize * self.pass() * self.mt * TILE_SUMS
     }
 
     /// Bytes of dynamic shared memory: the rings, then the partial sums.
@@ -172,14 +177,14 @@ pub trait Rows: Copy {
 #[derive(Clone, Copy)]
 pub struct Unit<R> {
     /// Which run of `TEAMS x tiles of a team` tiles.
-    pub block: usize,
+    pub block: u32,
     pub rows: R,
     /// What [`Work::tile`] needs to find the weights; [`SKIP`] when this launch has none for the unit.
-    pub matrices: [usize; 2],
+    pub matrices: [u32; 2],
 }
 
 /// In [`Unit::matrices`]: another launch multiplies this unit.
-pub const SKIP: usize = usize::MAX;
+pub const SKIP: u32 = u32::MAX;
 
 /// A launch's products.
 pub trait Work: Copy {
@@ -188,40 +193,45 @@ pub trait Work: Copy {
     /// Whether units and weights may be read while the launch before this one runs.
     fn settled(&self) -> bool;
 
-    /// How many; blocks take them in turn.
-    fn units(&self) -> u32;
+    /// Runs of tiles of a matrix. Units are those of the first rows, then of the next.
+    fn runs(&self) -> u32;
 
-    fn unit(&self, index: u32) -> Unit<Self::Rows>;
+    /// Rows, in blocks that a unit multiplies, times matrices.
+    fn rows(&self) -> u32;
+
+    /// Run `block` of block of rows `rows`.
+    fn unit(&self, rows: u32, block: u32) -> Unit<Self::Rows>;
 
     /// The weights of tile `t` of a team, and which matrix and tile of them it is.
-    fn tile(&self, unit: &Unit<Self::Rows>, team: usize, t: usize) -> (Global<u32>, usize, usize);
+    fn tile(&self, unit: &Unit<Self::Rows>, team: u32, t: u32) -> (Global<u32>, u32, u32);
 
-    /// Stores what a thread of the block owns of the unit's sums.
-    fn finish<const NT: usize, const MT: usize>(&self, unit: &Unit<Self::Rows>, sums: &Sums<NT, MT>);
+    /// Stores what a thread of the block owns of the sums of tiles `first .. first + PASS` of each team.
+    fn finish<const PASS: usize, const MT: usize>(&self, unit: &Unit<Self::Rows>, first: u32, sums: &Sums<PASS, MT>);
 }
 
 /// The partial sums of a block.
-pub struct Sums<const NT: usize, const MT: usize> {
+pub struct Sums<const PASS: usize, const MT: usize> {
     partial: Shared<f32>,
     split: u32,
 }
 
-impl<const NT: usize, const MT: usize> Sums<NT, MT> {
+impl<const PASS: usize, const MT: usize> Sums<PASS, MT> {
     /// Where a warp's sum `i` of lane `lane` lies.
     #[inline(always)]
     fn at(warp: usize, t: usize, mt: usize, i: usize, lane: usize) -> usize {
-        ((warp * NT + t) * MT + mt) * TILE_SUMS + i * LANES + lane
+        ((warp * PASS + t) * MT + mt) * TILE_SUMS + i * LANES + lane
     }
 
     /// The product of row `n` of a team's tile `t` with row `m` of x: the slices of k in ascending order.
     #[inline(always)]
-    pub fn get(&self, team: usize, t: usize, n: usize, m: usize) -> f32 {
+    pub fn get(&self, team: u32, t: u32, n: u32, m: usize) -> f32 {
+        let n = n as usize;
         let lane = n % TILE_M * 4 + m % TILE_M / 2;
         let i = n / TILE_M * 2 + m % 2;
-        let first = Self::at(team * self.split as usize, t, m / TILE_M, i, lane);
+        let first = Self::at((team * self.split) as usize, t as usize, m / TILE_M, i, lane);
         let mut sum = self.partial.get(first);
         for slice in 1..self.split {
-            sum += self.partial.get(first + slice as usize * NT * MT * TILE_SUMS);
+            sum += self.partial.get(first + slice as usize * PASS * MT * TILE_SUMS);
         }
         sum
     }
@@ -230,7 +240,7 @@ impl<const NT: usize, const MT: usize> Sums<NT, MT> {
 /// What a warp multiplies of each unit.
 #[derive(Clone, Copy)]
 struct Slice {
-    team: usize,
+    team: u32,
     /// Chunks `first .. end`.
     first: u32,
     end: u32,
@@ -242,7 +252,25 @@ impl Slice {
         let chunks = shape.k.div_ceil(CHUNK_K as u32);
         let (team, member) = (math::div(warp::warp_id(), shape.k_split), math::rem(warp::warp_id(), shape.k_split));
         let at = |member| math::div(member * chunks, shape.k_split);
-        Self { team: team as usize, first: at(member), end: at(member + 1) }
+        Self { team, first: at(member), end: at(member + 1) }
+    }
+}
+
+/// From a block's unit to its next.
+#[derive(Clone, Copy)]
+struct Pace {
+    runs: u32,
+    /// A grid of units, as rows and runs.
+    rows: u32,
+    run: u32,
+    units: u32,
+}
+
+impl Pace {
+    #[inline(always)]
+    fn of<W: Work>(work: &W) -> Self {
+        let (runs, grid) = (work.runs(), thread::grid_dim_x());
+        Self { runs, rows: math::div(grid, runs), run: math::rem(grid, runs), units: work.rows() * runs }
     }
 }
 
@@ -251,25 +279,32 @@ impl Slice {
 struct Turn<R> {
     /// Its number, or one past the last.
     index: u32,
+    /// Which rows.
+    rows: u32,
     unit: Unit<R>,
 }
 
 impl<R: Rows> Turn<R> {
     #[inline(always)]
-    fn first<W: Work<Rows = R>>(work: &W, units: u32) -> Self {
+    fn first<W: Work<Rows = R>>(work: &W, pace: Pace) -> Self {
         let index = thread::block_idx_x();
-        let turn = Self { index, unit: work.unit(index.min(units - 1)) };
-        if turn.unit.matrices[0] == SKIP { turn.next(work, units) } else { turn }
+        let inside = index.min(pace.units - 1);
+        let rows = math::div(inside, pace.runs);
+        let turn = Self { index, rows, unit: work.unit(rows, math::rem(inside, pace.runs)) };
+        if turn.unit.matrices[0] == SKIP { turn.next(work, pace) } else { turn }
     }
 
     #[inline(always)]
-    fn next<W: Work<Rows = R>>(mut self, work: &W, units: u32) -> Self {
+    fn next<W: Work<Rows = R>>(mut self, work: &W, pace: Pace) -> Self {
         loop {
             self.index += thread::grid_dim_x();
-            if self.index >= units {
+            if self.index >= pace.units {
                 return self;
             }
-            self.unit = work.unit(self.index);
+            let run = self.unit.block + pace.run;
+            let carry = run >= pace.runs;
+            self.rows += pace.rows + carry as u32;
+            self.unit = work.unit(self.rows, if carry { run - pace.runs } else { run });
             if self.unit.matrices[0] != SKIP {
                 return self;
             }
@@ -280,8 +315,9 @@ impl<R: Rows> Turn<R> {
 /// The stage that is filled next.
 #[derive(Clone, Copy)]
 struct Ahead<R, const NT: usize> {
+    /// The unit of the stage that was filled last.
     turn: Turn<R>,
-    /// Chunks of the turn that are left.
+    /// Chunks of it that are left.
     left: u32,
     sources: Sources<NT>,
 }
@@ -289,13 +325,12 @@ struct Ahead<R, const NT: usize> {
 impl<R: Rows, const NT: usize> Ahead<R, NT> {
     #[inline(always)]
     fn of<F: Format, W: Work<Rows = R>>(turn: Turn<R>, work: &W, shape: StreamShape, slice: Slice) -> Self {
-        let (n, k) = (shape.n as usize, shape.k as usize);
         let mut sources = [Global::EMPTY; NT];
         unroll!(t in 0 1 2 3 below NT; {
-            let (weights, matrix, tile) = work.tile(&turn.unit, slice.team, t);
+            let (weights, matrix, tile) = work.tile(&turn.unit, slice.team, t as u32);
             // Tiles past the last are read as the last and never stored.
-            let tile = tile.min(n.div_ceil(TILE_N) - 1);
-            let first = chunk_index(matrix, n, k, tile, slice.first as usize) * F::TILE_WORDS;
+            let tile = tile.min(shape.n.div_ceil(TILE_N as u32) - 1);
+            let first = chunk_index(matrix, shape.n, shape.k, tile, slice.first) as usize * F::TILE_WORDS;
             sources[t] = weights.slice(first, (slice.end - slice.first) as usize * F::TILE_WORDS);
         });
         Self { turn, left: slice.end - slice.first, sources }
@@ -305,14 +340,18 @@ impl<R: Rows, const NT: usize> Ahead<R, NT> {
     #[inline(always)]
     fn fill<F: Format, W: Work<Rows = R>, const CHUNKS: usize, const DEPTH: usize>(
         &mut self,
-        (work, units): (&W, u32),
+        (work, pace): (&W, Pace),
         shape: StreamShape,
         slice: Slice,
         ring: Ring<NT, DEPTH>,
         stage: u32,
     ) {
         if self.left == 0 {
-            return ring.skip();
+            self.turn = self.turn.next(work, pace);
+            if self.turn.index >= pace.units {
+                return ring.skip();
+            }
+            *self = Self::of::<F, W>(self.turn, work, shape, slice);
         }
         let count = self.left.min(CHUNKS as u32);
         let words = count * F::TILE_WORDS as u32;
@@ -320,12 +359,6 @@ impl<R: Rows, const NT: usize> Ahead<R, NT> {
         self.left -= count;
         let rest = self.left as usize * F::TILE_WORDS;
         unroll!(t in 0 1 2 3 below NT; { self.sources[t] = self.sources[t].slice(words as usize, rest) });
-        if self.left == 0 {
-            self.turn = self.turn.next(work, units);
-            if self.turn.index < units {
-                *self = Self::of::<F, W>(self.turn, work, shape, slice);
-            }
-        }
     }
 }
 
@@ -388,6 +421,14 @@ impl<const MT: usize> Inputs<MT> {
         }
         read
     }
+
+    /// The operand of one step of a chunk.
+    #[inline(always)]
+    fn step(self, m: usize, chunk: u32, step: usize) -> [u32; 4] {
+        let first = chunk as usize * CHUNK_K + step * STEP_K;
+        let inside = first + Lane::this().c * LANE_K < self.k as usize;
+        if inside { self.x.ld16(self.row[m] + first) } else { [0; 4] }
+    }
 }
 
 /// What a warp adds up.
@@ -414,24 +455,47 @@ fn multiply<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize, co
     }
     let held = arrive();
     unroll!(i in 0 1 2 3 below COUNT; {
-        unroll!(t in 0 1 2 3 below NT; {
-            let tile = F::load(held, (t * CHUNKS + i) * F::TILE_WORDS, lane);
-            let a = [F::operands(&tile, 0), F::operands(&tile, 1)];
-            unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
-                if inputs.has(m) {
-                    let x = match MT <= EARLY {
-                        true => xs[m % EARLY][i],
-                        false => inputs.read::<1>(m, chunk + i as u32)[0],
-                    };
-                    unroll!(step in 0 1; {
-                        let mut products = [0.0; FRAGMENT];
-                        mma::mma_m16n8k16_x2(&mut products, a[step], x[step]);
-                        F::fold(&tile, step, products, &mut sums[t][m]);
+        if MT <= EARLY {
+            unroll!(t in 0 1 2 3 below NT; {
+                let tile = F::load(held, (t * CHUNKS + i) * F::TILE_WORDS, lane);
+                unroll!(step in 0 1; {
+                    let a = F::operands(&tile, step);
+                    unroll!(m in 0 1 below MT; {
+                        if inputs.has(m) {
+                            add::<F>(&tile, step, a, xs[m % EARLY][i][step], &mut sums[t][m]);
+                        }
                     });
-                }
+                });
             });
-        });
+        } else {
+            // A step's operands of all rows stand in registers while the tiles pass.
+            unroll!(step in 0 1; {
+                let mut x = [[0; 4]; MT];
+                unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
+                    if inputs.has(m) {
+                        x[m] = inputs.step(m, chunk + i as u32, step);
+                    }
+                });
+                unroll!(t in 0 1 2 3 below NT; {
+                    let tile = F::load(held, (t * CHUNKS + i) * F::TILE_WORDS, lane);
+                    let a = F::operands(&tile, step);
+                    unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
+                        if inputs.has(m) {
+                            add::<F>(&tile, step, a, x[m], &mut sums[t][m]);
+                        }
+                    });
+                });
+            });
+        }
     });
+}
+
+/// Adds a step's products of a tile and a tile of rows.
+#[inline(always)]
+fn add<F: Format>(tile: &F::Chunk, step: usize, a: [[u32; 4]; 2], x: [u32; 4], sums: &mut [f32; FRAGMENT]) {
+    let mut products = [0.0; FRAGMENT];
+    mma::mma_m16n8k16_x2(&mut products, a, x);
+    F::fold(tile, step, products, sums);
 }
 
 /// One block's units.
@@ -458,17 +522,17 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
         thread::wait_for_previous();
         thread::start_next();
     }
-    let units = work.units();
-    if units == 0 {
+    if work.rows() == 0 {
         return;
     }
-    let mut turn = Turn::first(&work, units);
-    if turn.index >= units {
+    let pace = Pace::of(&work);
+    let mut turn = Turn::first(&work, pace);
+    if turn.index >= pace.units {
         return;
     }
     let mut ahead = Ahead::of::<F, W>(turn, &work, shape, slice);
     unroll!(stage in 0 1 2 3 4 5 6 7 below DEPTH - 1; {
-        ahead.fill::<F, W, CHUNKS, DEPTH>((&work, units), shape, slice, ring, stage as u32);
+        ahead.fill::<F, W, CHUNKS, DEPTH>((&work, pace), shape, slice, ring, stage as u32);
     });
     if settled {
         thread::wait_for_previous();
@@ -477,7 +541,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
     let mut stage = Stage::FIRST;
     let mut free = DEPTH as u32 - 1;
     let mut buffer = 0;
-    while turn.index < units {
+    while turn.index < pace.units {
         let inputs = Inputs::<MT>::of(x, turn.unit.rows, shape.k);
         let mut sums = [[[0.0; FRAGMENT]; MT]; NT];
         let mut chunk = slice.first;
@@ -486,7 +550,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
                 ring.wait(stage);
                 // All lanes have seen the stage, and all have read the one that is filled now.
                 warp::sync_warp();
-                ahead.fill::<F, W, CHUNKS, DEPTH>((&work, units), shape, slice, ring, free);
+                ahead.fill::<F, W, CHUNKS, DEPTH>((&work, pace), shape, slice, ring, free);
                 ring.stage(stage.index)
             };
             if chunk + CHUNKS as u32 <= slice.end {
@@ -506,47 +570,78 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
             stage = stage.next::<DEPTH>();
         }
 
-        let exchange = Sums::<NT, MT> { partial: partial(buffer), split: shape.k_split };
-        unroll!(t in 0 1 2 3 below NT; {
-            unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
-                unroll!(i in 0 1 2 3; {
-                    exchange.partial.set(Sums::<NT, MT>::at(warp, t, m, i, lane.index()), sums[t][m][i]);
-                });
+        if MT <= EARLY {
+            let exchange = Sums::<NT, MT> { partial: partial(buffer), split: shape.k_split };
+            unroll!(t in 0 1 2 3 below NT; { put(exchange.partial, Sums::<NT, MT>::at(warp, t, 0, 0, lane.index()), sums[t]) });
+            thread::sync_threads();
+            work.finish(&turn.unit, 0, &exchange);
+        } else {
+            let exchange = Sums::<1, MT> { partial: partial(0), split: shape.k_split };
+            unroll!(t in 0 1 2 3 below NT; {
+                if t > 0 {
+                    thread::sync_threads();
+                }
+                put(exchange.partial, Sums::<1, MT>::at(warp, 0, 0, 0, lane.index()), sums[t]);
+                thread::sync_threads();
+                work.finish(&turn.unit, t as u32, &exchange);
             });
-        });
-        thread::sync_threads();
-        work.finish(&turn.unit, &exchange);
+        }
         if variant.buffers() == 1 {
             thread::sync_threads();
         } else {
             buffer = 1 - buffer;
         }
-        turn = turn.next(&work, units);
+        // With two stages, the one ahead of a unit's last is the next unit's first.
+        turn = if DEPTH == 2 { ahead.turn } else { turn.next(&work, pace) };
     }
+}
+
+/// Stores a lane's sums of a tile from `first` on.
+#[inline(always)]
+fn put<const MT: usize>(partial: Shared<f32>, first: usize, sums: [[f32; FRAGMENT]; MT]) {
+    unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
+        unroll!(i in 0 1 2 3; { partial.set(first + m * TILE_SUMS + i * LANES, sums[m][i]) });
+    });
 }
 
 /// Rows at fixed strides, from `x` and `y` on.
 #[derive(Clone, Copy)]
 pub struct Strided {
-    pub count: usize,
+    pub count: u32,
     pub x: usize,
-    pub x_stride: usize,
+    pub x_stride: u32,
     pub y: usize,
-    pub y_stride: usize,
+    pub y_stride: u32,
+}
+
+impl Strided {
+    /// Rows `block * rows_per_block ..` of entry `matrix` of the batch.
+    #[inline(always)]
+    pub fn of(strides: DenseRows, matrix: u32, block: u32) -> Self {
+        let DenseRows { x_stride, x_batch, y_stride, y_batch, rows, rows_per_block, .. } = strides;
+        let first = block * rows_per_block;
+        Self {
+            count: rows_per_block.min(rows - first),
+            x: matrix as usize * x_batch as usize + first as usize * x_stride as usize,
+            x_stride: x_stride as u32,
+            y: matrix as usize * y_batch as usize + first as usize * y_stride as usize,
+            y_stride: y_stride as u32,
+        }
+    }
 }
 
 impl Rows for Strided {
     #[inline(always)]
     fn count(self) -> usize {
-        self.count
+        self.count as usize
     }
     #[inline(always)]
     fn x(self, m: usize) -> usize {
-        self.x + m * self.x_stride
+        self.x + m * self.x_stride as usize
     }
     #[inline(always)]
     fn y(self, m: usize) -> usize {
-        self.y + m * self.y_stride
+        self.y + m * self.y_stride as usize
     }
 }
 
@@ -577,35 +672,44 @@ impl Rows for Gathered {
     }
 }
 
-/// Calls `put(m, n, team, tile, row)` for each sum that this thread owns: product of weight row `n` with row `m` of x,
-/// which is row `row` of tile `tile` of `team`. `tiles` are those of a team that count.
+/// Calls `put(m, n, team, tile, row)` for each sum of a pass that this thread owns: product of weight row `n` with row
+/// `m` of x, which is row `row` of tile `tile` of the pass of `team`. The pass is `tiles` tiles from `first` on of the
+/// `of_team` of each team.
 #[inline(always)]
-pub fn each<R: Rows>(unit: &Unit<R>, shape: StreamShape, tiles: u32, mut put: impl FnMut(usize, usize, u32, u32, u32)) {
-    let own = math::div(WARPS, shape.k_split) * tiles * TILE_N as u32;
+pub fn each<R: Rows>(
+    unit: &Unit<R>,
+    shape: StreamShape,
+    [first, tiles, of_team]: [u32; 3],
+    mut put: impl FnMut(usize, usize, u32, u32, u32),
+) {
+    let teams = math::div(WARPS, shape.k_split);
+    let own = teams * tiles * TILE_N as u32;
     let all = own * unit.rows.count() as u32;
     let mut at = thread::thread_idx_x();
     while at < all {
         let (m, r) = (math::div(at, own), math::rem(at, own));
-        let n = unit.block * own as usize + r as usize;
-        if n < shape.n as usize {
-            let tile = r / TILE_N as u32;
-            put(m as usize, n, math::div(tile, tiles), math::rem(tile, tiles), r % TILE_N as u32);
+        let (tile, row) = (r / TILE_N as u32, r % TILE_N as u32);
+        let (team, tile) = (math::div(tile, tiles), math::rem(tile, tiles));
+        let n = ((unit.block * teams + team) * of_team + first + tile) * TILE_N as u32 + row;
+        if n < shape.n {
+            put(m as usize, n as usize, team, tile, row);
         }
         at += THREADS;
     }
 }
 
-/// Stores sums as they are, or added to what is there.
+/// Stores sums as they are, or added to what is there. `of_team`: tiles of a team.
 #[inline(always)]
-pub fn store<R: Rows, const NT: usize, const MT: usize>(
+pub fn store<R: Rows, const PASS: usize, const MT: usize>(
     y: GlobalMut<f32>,
     unit: &Unit<R>,
-    sums: &Sums<NT, MT>,
+    (first, of_team): (u32, u32),
+    sums: &Sums<PASS, MT>,
     shape: StreamShape,
     accumulate: bool,
 ) {
-    each(unit, shape, NT as u32, |m, n, team, tile, row| {
-        let sum = sums.get(team as usize, tile as usize, row as usize, m);
+    each(unit, shape, [first, PASS as u32, of_team], |m, n, team, tile, row| {
+        let sum = sums.get(team, tile, row, m);
         let to = unit.rows.y(m) + n;
         y.set(to, if accumulate { y.get(to) + sum } else { sum });
     });

@@ -4,7 +4,7 @@
 use cuda_std::{Global, math};
 
 use super::stream::{Gathered, Rows as _, SKIP, Strided, Sums, TILE_N, Unit, WARPS, Work, each, store};
-use crate::args::linear::{ABSENT, DenseRows, GateUpArgs, GroupedRows, GroupedStreamArgs, StreamArgs, StreamShape};
+use crate::args::linear::{ABSENT, GateUpArgs, GroupedRows, GroupedStreamArgs, StreamArgs, StreamShape};
 
 /// Runs a variant of the stream over one kind of work.
 macro_rules! stream {
@@ -21,7 +21,7 @@ macro_rules! stream {
 }
 pub(crate) use stream;
 
-/// Tiles that a block owns, and runs of them a matrix.
+/// Runs of tiles of a matrix, each a block's.
 #[inline(always)]
 fn runs(shape: StreamShape, tiles_of_team: u32) -> u32 {
     let own = math::div(WARPS, shape.k_split) * tiles_of_team;
@@ -30,11 +30,11 @@ fn runs(shape: StreamShape, tiles_of_team: u32) -> u32 {
 
 /// The tile of a block's run that is tile `t` of a team.
 #[inline(always)]
-fn tile_of(shape: StreamShape, block: usize, team: usize, t: usize, tiles_of_team: usize) -> usize {
-    (block * math::div(WARPS, shape.k_split) as usize + team) * tiles_of_team + t
+fn tile_of(shape: StreamShape, block: u32, team: u32, t: u32, tiles_of_team: u32) -> u32 {
+    (block * math::div(WARPS, shape.k_split) + team) * tiles_of_team + t
 }
 
-/// Rows at fixed strides. Units: runs of tiles, within blocks of rows, within entries of the batch.
+/// Rows at fixed strides, in blocks, within entries of the batch.
 #[derive(Clone, Copy)]
 pub struct Dense<const NT: usize>(pub StreamArgs);
 
@@ -47,43 +47,38 @@ impl<const NT: usize> Work for Dense<NT> {
     }
 
     #[inline(always)]
-    fn units(&self) -> u32 {
-        self.0.batch * self.0.row_blocks * runs(self.0.shape, NT as u32)
+    fn runs(&self) -> u32 {
+        runs(self.0.shape, NT as u32)
     }
 
     #[inline(always)]
-    fn unit(&self, index: u32) -> Unit<Strided> {
-        let DenseRows { x_stride, x_batch, y_stride, y_batch, rows, rows_per_block, .. } = self.0.rows;
-        let runs = runs(self.0.shape, NT as u32);
-        let (rest, block) = (math::div(index, runs), math::rem(index, runs));
-        let (matrix, rows_block) = (math::div(rest, self.0.row_blocks), math::rem(rest, self.0.row_blocks));
-        let first = rows_block * rows_per_block;
-        let rows = Strided {
-            count: rows_per_block.min(rows - first) as usize,
-            x: matrix as usize * x_batch as usize + first as usize * x_stride as usize,
-            x_stride: x_stride as usize,
-            y: matrix as usize * y_batch as usize + first as usize * y_stride as usize,
-            y_stride: y_stride as usize,
-        };
-        Unit { block: block as usize, rows, matrices: [matrix as usize, 0] }
+    fn rows(&self) -> u32 {
+        self.0.batch * self.0.row_blocks
     }
 
     #[inline(always)]
-    fn tile(&self, unit: &Unit<Strided>, team: usize, t: usize) -> (Global<u32>, usize, usize) {
-        (self.0.weights, unit.matrices[0], tile_of(self.0.shape, unit.block, team, t, NT))
+    fn unit(&self, rows: u32, block: u32) -> Unit<Strided> {
+        let blocks = self.0.row_blocks;
+        let (matrix, rows) = if blocks == 1 { (rows, 0) } else { (math::div(rows, blocks), math::rem(rows, blocks)) };
+        let rows = Strided::of(self.0.rows, matrix, rows);
+        Unit { block, rows, matrices: [matrix, 0] }
     }
 
     #[inline(always)]
-    fn finish<const N: usize, const M: usize>(&self, unit: &Unit<Strided>, sums: &Sums<N, M>) {
-        store(self.0.y, unit, sums, self.0.shape, self.0.rows.accumulate != 0);
+    fn tile(&self, unit: &Unit<Strided>, team: u32, t: u32) -> (Global<u32>, u32, u32) {
+        (self.0.weights, unit.matrices[0], tile_of(self.0.shape, unit.block, team, t, NT as u32))
+    }
+
+    #[inline(always)]
+    fn finish<const PASS: usize, const M: usize>(&self, unit: &Unit<Strided>, first: u32, sums: &Sums<PASS, M>) {
+        store(self.0.y, unit, (first, NT as u32), sums, self.0.shape, self.0.rows.accumulate != 0);
     }
 }
 
-/// The pairs of tile `index / runs`, and which run of weight tiles.
+/// The pairs of a tile of them, and its expert.
 #[inline(always)]
-fn gathered(rows: GroupedRows, shape: StreamShape, runs: u32, index: u32) -> (u32, Unit<Gathered>) {
-    let (tile, block) = (math::div(index, runs) as usize, math::rem(index, runs));
-    let word = |i| rows.tiles.get(1 + tile * 3 + i);
+fn gathered(rows: GroupedRows, shape: StreamShape, tile: u32, block: u32) -> (u32, Unit<Gathered>) {
+    let word = |i| rows.tiles.get(1 + tile as usize * 3 + i);
     let pairs = Gathered {
         order: rows.order,
         first: word(1) as usize,
@@ -92,16 +87,10 @@ fn gathered(rows: GroupedRows, shape: StreamShape, runs: u32, index: u32) -> (u3
         n: shape.n as usize,
         k: shape.k as usize,
     };
-    (word(0), Unit { block: block as usize, rows: pairs, matrices: [SKIP; 2] })
+    (word(0), Unit { block, rows: pairs, matrices: [SKIP; 2] })
 }
 
-#[inline(always)]
-fn matrix(slots: Global<u32>, expert: u32) -> usize {
-    let slot = slots.get(expert as usize);
-    if slot == ABSENT { SKIP } else { slot as usize }
-}
-
-/// Rows gathered by expert. Units: runs of tiles, within tiles of pairs.
+/// Rows gathered by expert: a block of rows is a tile of pairs.
 #[derive(Clone, Copy)]
 pub struct Grouped<const NT: usize>(pub GroupedStreamArgs);
 
@@ -114,24 +103,29 @@ impl<const NT: usize> Work for Grouped<NT> {
     }
 
     #[inline(always)]
-    fn units(&self) -> u32 {
-        self.0.rows.tiles.get(0) * runs(self.0.shape, NT as u32)
+    fn runs(&self) -> u32 {
+        runs(self.0.shape, NT as u32)
     }
 
     #[inline(always)]
-    fn unit(&self, index: u32) -> Unit<Gathered> {
-        let (expert, unit) = gathered(self.0.rows, self.0.shape, runs(self.0.shape, NT as u32), index);
-        Unit { matrices: [matrix(self.0.rows.slots, expert), 0], ..unit }
+    fn rows(&self) -> u32 {
+        self.0.rows.tiles.get(0)
     }
 
     #[inline(always)]
-    fn tile(&self, unit: &Unit<Gathered>, team: usize, t: usize) -> (Global<u32>, usize, usize) {
-        (self.0.weights, unit.matrices[0], tile_of(self.0.shape, unit.block, team, t, NT))
+    fn unit(&self, rows: u32, block: u32) -> Unit<Gathered> {
+        let (expert, unit) = gathered(self.0.rows, self.0.shape, rows, block);
+        Unit { matrices: [self.0.rows.slots.get(expert as usize), 0], ..unit }
     }
 
     #[inline(always)]
-    fn finish<const N: usize, const M: usize>(&self, unit: &Unit<Gathered>, sums: &Sums<N, M>) {
-        store(self.0.y, unit, sums, self.0.shape, false);
+    fn tile(&self, unit: &Unit<Gathered>, team: u32, t: u32) -> (Global<u32>, u32, u32) {
+        (self.0.weights, unit.matrices[0], tile_of(self.0.shape, unit.block, team, t, NT as u32))
+    }
+
+    #[inline(always)]
+    fn finish<const PASS: usize, const M: usize>(&self, unit: &Unit<Gathered>, first: u32, sums: &Sums<PASS, M>) {
+        store(self.0.y, unit, (first, NT as u32), sums, self.0.shape, false);
     }
 }
 
@@ -148,27 +142,33 @@ impl<const NT: usize> Work for GateUp<NT> {
     }
 
     #[inline(always)]
-    fn units(&self) -> u32 {
-        self.0.rows.tiles.get(0) * runs(self.0.shape, 1)
+    fn runs(&self) -> u32 {
+        runs(self.0.shape, 1)
     }
 
     #[inline(always)]
-    fn unit(&self, index: u32) -> Unit<Gathered> {
-        let (expert, unit) = gathered(self.0.rows, self.0.shape, runs(self.0.shape, 1), index);
-        Unit { matrices: [matrix(self.0.rows.slots, expert), matrix(self.0.up_slots, expert)], ..unit }
+    fn rows(&self) -> u32 {
+        self.0.rows.tiles.get(0)
     }
 
     #[inline(always)]
-    fn tile(&self, unit: &Unit<Gathered>, team: usize, t: usize) -> (Global<u32>, usize, usize) {
+    fn unit(&self, rows: u32, block: u32) -> Unit<Gathered> {
+        let (expert, unit) = gathered(self.0.rows, self.0.shape, rows, block);
+        let slots = [self.0.rows.slots, self.0.up_slots];
+        Unit { matrices: slots.map(|slots| slots.get(expert as usize)), ..unit }
+    }
+
+    #[inline(always)]
+    fn tile(&self, unit: &Unit<Gathered>, team: u32, t: u32) -> (Global<u32>, u32, u32) {
         let weights = if t == 0 { self.0.gate } else { self.0.up };
-        (weights, unit.matrices[t], tile_of(self.0.shape, unit.block, team, 0, 1))
+        (weights, unit.matrices[t as usize % 2], tile_of(self.0.shape, unit.block, team, 0, 1))
     }
 
     #[inline(always)]
-    fn finish<const N: usize, const M: usize>(&self, unit: &Unit<Gathered>, sums: &Sums<N, M>) {
-        each(unit, self.0.shape, 1, |m, n, team, _, row| {
-            let gate = sums.get(team as usize, 0, row as usize, m);
-            let up = sums.get(team as usize, 1, row as usize, m);
+    fn finish<const PASS: usize, const M: usize>(&self, unit: &Unit<Gathered>, first: u32, sums: &Sums<PASS, M>) {
+        each(unit, self.0.shape, [first, 1, 1], |m, n, team, _, row| {
+            let gate = sums.get(team, 0, row, m);
+            let up = sums.get(team, 1, row, m);
             let value = math::silu(gate) * up;
             let to = unit.rows.y(m) + n;
             if !self.0.out_f32.is_empty() {
@@ -180,3 +180,6 @@ impl<const NT: usize> Work for GateUp<NT> {
         });
     }
 }
+
+// A slot that has no matrix here is a unit that is not multiplied here.
+const _: () = assert!(ABSENT == SKIP);

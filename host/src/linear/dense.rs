@@ -69,7 +69,7 @@ impl Product<'_> {
             _ => rows_inside || apart(y_stride, y_batch, rows),
         };
         contract(name, apart, || format!("{}: y strides {y_stride} and {y_batch} overlap", what()))?;
-        let fits = [rows, plan.units].iter().all(|&size| size <= i32::MAX as usize)
+        let fits = [rows, plan.units, x_stride, y_stride].iter().all(|&size| size <= i32::MAX as usize)
             && (weight.format() != Format::F32
                 || n.div_ceil(TILE_N * plan.tiles_per_block) <= MAX_GRID && batch <= MAX_GRID);
         contract(name, fits, || format!("{}: more than a grid can hold", what()))
@@ -104,7 +104,9 @@ impl Product<'_> {
             RowsVariant::M8Few => entries.m8_few,
             RowsVariant::M16 => entries.m16,
             RowsVariant::M16Few => entries.m16_few,
+            RowsVariant::M32 => entries.m32,
             RowsVariant::M64 => entries.m64,
+            RowsVariant::M64Few => entries.m64_few,
         };
         let x = self.x.bf16;
         self.check(entry.name(), &plan, x.len())?;
@@ -151,7 +153,9 @@ struct Entries {
     m8_few: &'static Kernel<StreamArgs>,
     m16: &'static Kernel<StreamArgs>,
     m16_few: &'static Kernel<StreamArgs>,
+    m32: &'static Kernel<StreamArgs>,
     m64: &'static Kernel<StreamArgs>,
+    m64_few: &'static Kernel<StreamArgs>,
 }
 
 static BF16: Entries = Entries {
@@ -159,19 +163,25 @@ static BF16: Entries = Entries {
     m8_few: &gemm_bf16::GEMM_BF16_M8_FEW,
     m16: &gemm_bf16::GEMM_BF16_M16,
     m16_few: &gemm_bf16::GEMM_BF16_M16_FEW,
+    m32: &gemm_bf16::GEMM_BF16_M32,
     m64: &gemm_bf16::GEMM_BF16_M64,
+    m64_few: &gemm_bf16::GEMM_BF16_M64_FEW,
 };
 static W4A16: Entries = Entries {
     m8: &gemm_w4a16::GEMM_W4A16_M8,
     m8_few: &gemm_w4a16::GEMM_W4A16_M8_FEW,
     m16: &gemm_w4a16::GEMM_W4A16_M16,
     m16_few: &gemm_w4a16::GEMM_W4A16_M16_FEW,
+    m32: &gemm_w4a16::GEMM_W4A16_M32,
     m64: &gemm_w4a16::GEMM_W4A16_M64,
+    m64_few: &gemm_w4a16::GEMM_W4A16_M64_FEW,
 };
 static W4A16_S32: Entries = Entries {
     m8: &gemm_w4a16::GEMM_W4A16_S32_M8,
     m8_few: &gemm_w4a16::GEMM_W4A16_S32_M8_FEW,
     m16: &gemm_w4a16::GEMM_W4A16_S32_M16,
     m16_few: &gemm_w4a16::GEMM_W4A16_S32_M16_FEW,
+    m32: &gemm_w4a16::GEMM_W4A16_S32_M32,
     m64: &gemm_w4a16::GEMM_W4A16_S32_M64,
+    m64_few: &gemm_w4a16::GEMM_W4A16_S32_M64_FEW,
 };

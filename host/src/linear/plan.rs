@@ -57,21 +57,27 @@ pub(super) enum RowsVariant {
     M8Few,
     M16,
     M16Few,
+    M32,
     M64,
+    M64Few,
 }
 
-/// Tiles of weights up to which each goes to a warp team of its own: with two a team, half of a large GPU's
-/// multiprocessors would have none.
+/// Tiles of weights up to which each goes to a warp team of its own: with more a team, many of a large GPU's
+/// multiprocessors would have none. With many rows a team costs a pass over x, and fewer of them are better.
 const FEW_TILES: usize = 264;
+const FEW_TILES_MANY_ROWS: usize = 132;
 
 impl RowsVariant {
     fn of(n: usize, rows: usize) -> Self {
-        let few = n.div_ceil(TILE_N) <= FEW_TILES;
+        let tiles = n.div_ceil(TILE_N);
+        let few = tiles <= FEW_TILES;
         match rows.div_ceil(TILE_M) {
             0 | 1 if few => Self::M8Few,
             0 | 1 => Self::M8,
             2 if few => Self::M16Few,
             2 => Self::M16,
+            _ if tiles <= FEW_TILES_MANY_ROWS => Self::M64Few,
+            3 | 4 => Self::M32,
             _ => Self::M64,
         }
     }
@@ -82,36 +88,46 @@ impl RowsVariant {
             (Kind::Bf16, Self::M8Few) => gemm_bf16::M8_FEW,
             (Kind::Bf16, Self::M16) => gemm_bf16::M16,
             (Kind::Bf16, Self::M16Few) => gemm_bf16::M16_FEW,
+            (Kind::Bf16, Self::M32) => gemm_bf16::M32,
             (Kind::Bf16, Self::M64) => gemm_bf16::M64,
+            (Kind::Bf16, Self::M64Few) => gemm_bf16::M64_FEW,
             (Kind::W4a16(ScaleType::F32), Self::M8) => gemm_w4a16::M8_S32,
             (_, Self::M8) => gemm_w4a16::M8,
             (_, Self::M8Few) => gemm_w4a16::M8_FEW,
             (_, Self::M16) => gemm_w4a16::M16,
             (_, Self::M16Few) => gemm_w4a16::M16_FEW,
+            (_, Self::M32) => gemm_w4a16::M32,
             (_, Self::M64) => gemm_w4a16::M64,
+            (_, Self::M64Few) => gemm_w4a16::M64_FEW,
         }
     }
 }
 
 fn dense_kernel(kind: Kind, rows: RowsVariant) -> &'static str {
-    use RowsVariant::{M8, M8Few, M16, M16Few, M64};
+    use RowsVariant::{M8, M8Few, M16, M16Few, M32, M64, M64Few};
     match (kind, rows) {
         (Kind::F32, _) => "gemm_f32",
         (Kind::Bf16, M8) => "gemm_bf16_m8",
         (Kind::Bf16, M8Few) => "gemm_bf16_m8_few",
         (Kind::Bf16, M16) => "gemm_bf16_m16",
         (Kind::Bf16, M16Few) => "gemm_bf16_m16_few",
+        (Kind::Bf16, M32) => "gemm_bf16_m32",
         (Kind::Bf16, M64) => "gemm_bf16_m64",
+        (Kind::Bf16, M64Few) => "gemm_bf16_m64_few",
         (Kind::W4a16(ScaleType::Bf16), M8) => "gemm_w4a16_m8",
         (Kind::W4a16(ScaleType::Bf16), M8Few) => "gemm_w4a16_m8_few",
         (Kind::W4a16(ScaleType::Bf16), M16) => "gemm_w4a16_m16",
         (Kind::W4a16(ScaleType::Bf16), M16Few) => "gemm_w4a16_m16_few",
+        (Kind::W4a16(ScaleType::Bf16), M32) => "gemm_w4a16_m32",
         (Kind::W4a16(ScaleType::Bf16), M64) => "gemm_w4a16_m64",
+        (Kind::W4a16(ScaleType::Bf16), M64Few) => "gemm_w4a16_m64_few",
         (Kind::W4a16(ScaleType::F32), M8) => "gemm_w4a16_s32_m8",
         (Kind::W4a16(ScaleType::F32), M8Few) => "gemm_w4a16_s32_m8_few",
         (Kind::W4a16(ScaleType::F32), M16) => "gemm_w4a16_s32_m16",
         (Kind::W4a16(ScaleType::F32), M16Few) => "gemm_w4a16_s32_m16_few",
+        (Kind::W4a16(ScaleType::F32), M32) => "gemm_w4a16_s32_m32",
         (Kind::W4a16(ScaleType::F32), M64) => "gemm_w4a16_s32_m64",
+        (Kind::W4a16(ScaleType::F32), M64Few) => "gemm_w4a16_s32_m64_few",
     }
 }
 

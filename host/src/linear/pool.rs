@@ -10,6 +10,7 @@ use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
 use super::{HostData, HostWeight, ScaleType};
 use crate::device::{Buffer, Device, Dims, Result};
+use crate::kernels::contract;
 
 /// What decides the kernel and the layout. Groups above 32 share the layout of 32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +78,11 @@ pub(super) struct Pool {
 
 impl Pool {
     pub fn alloc(device: &Device, kind: Kind, count: usize, n: usize, k: usize) -> Result<Self> {
+        // Kernels number the chunks of all tiles in 32 bits.
+        let chunks = n.div_ceil(TILE_N) as u128 * k.div_ceil(CHUNK_K) as u128 * count as u128;
+        contract("weight", kind == Kind::F32 || chunks <= u128::from(u32::MAX), || {
+            format!("{count} matrices of {n} x {k}: {chunks} chunks, at most {} are possible", u32::MAX)
+        })?;
         Ok(Self { kind, count, n, k, values: Bytes::alloc(device, count * kind.matrix_bytes(n, k))? })
     }
 

@@ -13,8 +13,8 @@ use crate::linear::{ExpertWeights, GateUp, Grouped, HostData, HostWeight, Produc
 use crate::linear::{gate_up, gate_up_kernel, grouped_kernel, grouped_linear, kernel, linear};
 use crate::reference::{self, bounds, linear as twin};
 
-/// Rows for the kernels of up to 8, 16 and 64 rows.
-const ROWS: [usize; 3] = [3, 11, 21];
+/// Rows for the kernels of up to 8, 16, 32 and 64 rows.
+const ROWS: [usize; 4] = [3, 11, 21, 37];
 /// Weight rows that fill no tile, k that two warps share.
 const SHAPE: [usize; 2] = [20, 1152];
 /// More tiles than are few.
