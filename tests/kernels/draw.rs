@@ -271,7 +271,7 @@ fn tree_and_plain(device: &Device) -> Outcome {
         accept(device, p)?;
         let (state, picks) = (tree.state.read()?, tree.pick.read()?);
         let path: Vec<i32> = (0..state[PATH_LEN]).map(|r| picks[state[PATH + r as usize] as usize]).collect();
-        let want = if pair.0 % 3 == 0 { vec![pair.0 as i32, pair.1 as i32] } else { vec![pair.0 as i32] };
+        let want = if pair.0.is_multiple_of(3) { vec![pair.0 as i32, pair.1 as i32] } else { vec![pair.0 as i32] };
         equal(&format!("tokens of seed {seed}"), &path, &want)?;
         counts[pair.0 * VOCAB + pair.1] += 1;
     }

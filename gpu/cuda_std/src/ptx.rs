@@ -22,6 +22,8 @@ unsafe extern "unadjusted" {
     fn bar_warp_sync(mask: u32);
     #[link_name = "llvm.nvvm.vote.ballot.sync"]
     fn vote_ballot_sync(mask: u32, predicate: bool) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.umax"]
+    fn redux_sync_umax(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
     fn shfl_sync_idx(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
@@ -128,6 +130,12 @@ shuffle! {
 pub fn ballot(predicate: bool) -> u32 {
     // SAFETY: all lanes take part.
     unsafe { vote_ballot_sync(ALL, predicate) }
+}
+
+#[inline(always)]
+pub fn redux_max(value: u32) -> u32 {
+    // SAFETY: all lanes take part.
+    unsafe { redux_sync_umax(value, ALL) }
 }
 
 /// # Safety

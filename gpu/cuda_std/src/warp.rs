@@ -116,6 +116,12 @@ pub fn reduce<T: Lane>(value: T, op: impl Fn(T, T) -> T) -> T {
     v
 }
 
+/// Largest value over the warp (`redux.sync.max.u32`).
+#[inline(always)]
+pub fn max(value: u32) -> u32 {
+    arch::redux_max(value)
+}
+
 /// Sum over the warp, the same bits on every lane.
 #[inline(always)]
 pub fn reduce_sum(value: f32) -> f32 {

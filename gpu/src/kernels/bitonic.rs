@@ -6,6 +6,8 @@
 
 use cuda_std::{Shared, thread, warp};
 
+use crate::unroll::unroll;
+
 /// Entries of a warp's segment, and the shortest list.
 pub const SEGMENT: u32 = 2 * warp::WARP;
 
@@ -56,18 +58,16 @@ fn in_segments(list: Shared<u64>, size: u32, first: u32, last: u32) {
         let (mut x, mut y) = (list.get(i as usize), list.get(j as usize));
         let mut run = first;
         while run <= last {
-            let mut stride = run / 2;
-            if stride >= warp::WARP {
-                if (x < y) == (i & run == 0) {
-                    (x, y) = (y, x);
+            if run > warp::WARP && (x < y) == (i & run == 0) {
+                (x, y) = (y, x);
+            }
+            unroll!(shift in 4 3 2 1 0; {
+                let stride = 1 << shift;
+                if stride < run {
+                    x = kept(x, i, run, stride);
+                    y = kept(y, j, run, stride);
                 }
-                stride = warp::WARP / 2;
-            }
-            while stride > 0 {
-                x = kept(x, i, run, stride);
-                y = kept(y, j, run, stride);
-                stride /= 2;
-            }
+            });
             run *= 2;
         }
         list.set(i as usize, x);

@@ -34,4 +34,5 @@ mod stream_work;
 pub mod swiglu;
 pub mod top_k;
 pub mod tree_build;
+pub mod tree_build_small;
 pub mod widen_bf16;

@@ -171,19 +171,23 @@ fn owned(slot: usize) -> u32 {
     thread::thread_idx_x() * OWNED as u32 + slot as u32
 }
 
-/// First index in `0..len` where `before` no longer holds; it holds for a prefix.
+/// For each of two searches the first index in `0..len` where `before` no longer holds; it holds for a prefix. Both go
+/// on together, so that their loads overlap, and may look at index 0 whatever `len` is; `most` is the larger length.
 #[inline(always)]
-fn partition(len: u32, before: impl Fn(u32) -> bool) -> u32 {
-    let (mut from, mut to) = (0, len);
-    while from < to {
-        let middle = (from + to) / 2;
-        if before(middle) {
-            from = middle + 1;
-        } else {
-            to = middle;
-        }
+fn partition(most: u32, len: [u32; OWNED], before: impl Fn(usize, u32) -> bool) -> [u32; OWNED] {
+    let mut at = [0; OWNED];
+    let mut step = if most > 0 { 1 << (u32::BITS - 1 - most.leading_zeros()) } else { 0 };
+    while step > 0 {
+        unroll!(slot in 0 1; {
+            let next = at[slot] + step;
+            let inside = next <= len[slot];
+            if before(slot, if inside { next - 1 } else { 0 }) && inside {
+                at[slot] = next;
+            }
+        });
+        step /= 2;
     }
-    from
+    at
 }
 
 /// The sum over the threads before this one, and over all. The values of earlier calls lie behind a barrier.
@@ -288,8 +292,12 @@ impl Build {
         }
         let bound = block_max(bound);
         let mut run = [0; OWNED];
+        let taken = partition(self.width, most, |slot, rank| {
+            let score = if slot == 0 { scores[0] } else { scores[1] };
+            self.child(score, rank) >= bound
+        });
         unroll!(slot in 0 1; {
-            let taken = partition(most[slot], |rank| self.child(scores[slot], rank) >= bound);
+            let taken = taken[slot];
             let first = self.first_rank(level, owned(slot));
             run[slot] = taken.saturating_sub(first);
         });
@@ -301,17 +309,26 @@ impl Build {
             self.runs.set(owned(1) as usize, start + run[0]);
         }
         thread::sync_threads();
+        let (threads, end) = (thread::block_dim_x(), if all > 0 { bitonic::padded(all) } else { 0 });
         let mut i = t;
-        while all > 0 && i < bitonic::padded(all) {
-            let mut child = 0;
-            if i < all {
-                let p = partition(parents, |p| self.runs.get(p as usize) <= i) - 1;
-                let row = self.front.get(p as usize);
-                let rank = i - self.runs.get(p as usize) + self.first_rank(level, p);
-                child = node(self.child(self.score(nodes, level, p, row), rank), row, rank, level + 1);
-            }
-            self.list.set(i as usize, child);
-            i += thread::block_dim_x();
+        while i < end {
+            // The last run that starts at or before the entry.
+            let after =
+                partition(parents, [parents; OWNED], |slot, p| self.runs.get(p as usize) <= i + slot as u32 * threads);
+            unroll!(slot in 0 1; {
+                let i = i + slot as u32 * threads;
+                if i < end {
+                    let mut child = 0;
+                    if i < all {
+                        let p = after[slot] - 1;
+                        let row = self.front.get(p as usize);
+                        let rank = i - self.runs.get(p as usize) + self.first_rank(level, p);
+                        child = node(self.child(self.score(nodes, level, p, row), rank), row, rank, level + 1);
+                    }
+                    self.list.set(i as usize, child);
+                }
+            });
+            i += OWNED as u32 * threads;
         }
         thread::sync_threads();
         all
@@ -329,15 +346,25 @@ impl Build {
         let (mut child, mut child_to) = ([0; OWNED], [behind; OWNED]);
         let mut votes = 0;
         unroll!(slot in 0 1; {
+            let at = owned(slot) as usize;
+            if at < count as usize {
+                mine[slot] = old.get(at);
+            }
+            if at < children as usize {
+                child[slot] = self.list.get(at);
+            }
+        });
+        let of = |pair: [u64; OWNED], slot: usize| if slot == 0 { pair[0] } else { pair[1] };
+        let passed = partition(children, [children; OWNED], |slot, i| self.list.get(i as usize) > of(mine, slot));
+        let behind_of = partition(count, [count; OWNED], |slot, i| old.get(i as usize) > of(child, slot));
+        unroll!(slot in 0 1; {
             let at = owned(slot);
             if at < count {
-                let node = old.get(at as usize);
-                (mine[slot], mine_to[slot]) = (node, at + partition(children, |i| self.list.get(i as usize) > node));
+                mine_to[slot] = at + passed[slot];
                 self.moved.set(at as usize, mine_to[slot]);
             }
             if at < children {
-                let node = self.list.get(at as usize);
-                (child[slot], child_to[slot]) = (node, at + partition(count, |i| old.get(i as usize) > node));
+                child_to[slot] = at + behind_of[slot];
             }
             votes += warp::ballot(child_to[slot] < behind).count_ones();
         });

@@ -1,9 +1,9 @@
-//! Launcher of [`gpu::kernels::tree_build`].
+//! Launcher of [`gpu::kernels::tree_build`] and, for small budgets, [`gpu::kernels::tree_build_small`].
 
 use cuda_std::{Global, GlobalMut};
 use gpu::args::state::STATE_WORDS;
 use gpu::args::tokens::TreeBuildArgs;
-use gpu::kernels::tree_build as kernel;
+use gpu::kernels::{tree_build as kernel, tree_build_small as small};
 
 use super::{contract, holds};
 use crate::device::{Device, Dims, Result};
@@ -81,7 +81,10 @@ pub fn tree_build(device: &Device, p: TreeBuild) -> Result<()> {
         spine: p.growth.spine as u32,
         listed: kernel::list_len(p.budget as u32),
     };
+    let grid = [n as u32, 1, 1];
+    if p.budget <= small::MAX_BUDGET && p.k <= small::MAX_K {
+        return device.launch(&small::TREE_BUILD_SMALL, Dims { grid, block: [small::THREADS, 1, 1], shared: 0 }, args);
+    }
     let block = [kernel::threads(p.budget), 1, 1];
-    let dims = Dims { grid: [n as u32, 1, 1], block, shared: kernel::shared_bytes(p.budget) };
-    device.launch(&kernel::TREE_BUILD, dims, args)
+    device.launch(&kernel::TREE_BUILD, Dims { grid, block, shared: kernel::shared_bytes(p.budget) }, args)
 }

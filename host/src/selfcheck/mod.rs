@@ -66,6 +66,7 @@ const CHECKS: &[Check] = &[
     (&["draw"], tokens::draw),
     (&["sample_limits"], tokens::sample_limits),
     (&["top_k_chunks", "top_k_select"], tokens::top_k),
+    (&["tree_build_small"], tokens::tree_build_small),
     (&["tree_build"], tokens::tree_build),
     (&["accept"], tokens::accept),
     (&["advance"], tokens::advance),

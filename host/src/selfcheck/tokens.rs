@@ -135,8 +135,17 @@ pub fn top_k(p: &Probe) -> Found {
 }
 
 /// Seven levels of eight into 31 nodes; scores are f32 sums in both, so that the trees are equal.
+pub fn tree_build_small(p: &Probe) -> Found {
+    tree(p, 31)
+}
+
+/// The same drafts into 300 nodes.
 pub fn tree_build(p: &Probe) -> Found {
-    let (levels, k, budget, bonus) = (7, 8, 31, 163_586);
+    tree(p, 300)
+}
+
+fn tree(p: &Probe, budget: usize) -> Found {
+    let (levels, k, bonus) = (7, 8, 163_586);
     let mut random = Random::new(13);
     let ids: Vec<_> = (0..levels * k).map(|_| random.below(50) as i32).collect();
     let mut logp: Vec<_> = random.floats(levels * k).into_iter().map(|v| 3.0 * (v * 0.4 + 0.5).ln()).collect();

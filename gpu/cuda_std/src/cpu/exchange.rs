@@ -14,6 +14,7 @@ pub(super) enum Op {
     Barrier,
     Shuffle,
     Ballot,
+    Max,
     LdMatrix,
     /// With the number of steps.
     Mma(usize),

@@ -91,6 +91,11 @@ pub fn ballot(predicate: bool) -> u32 {
     exchange(current(), Op::Ballot, &[predicate as u32], |_| {}, vote)
 }
 
+pub fn redux_max(value: u32) -> u32 {
+    let largest = |lanes: &[[u32; MMA_WORDS]; 32]| lanes.iter().fold(0, |most, w| most.max(w[0]));
+    exchange(current(), Op::Max, &[value], |_| {}, largest)
+}
+
 /// # Safety
 /// `addr` is the address of a live `T`.
 #[inline(always)]
