@@ -1,5 +1,5 @@
-//! Random numbers that are a function of a counter: Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as
-//! 1, 2, 3" (SC 2011), the same words on every device and in every order of use.
+//! Random numbers that are a function of a counter: Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy
+//! as 1, 2, 3" (SC 2011), the same words on every device and in every order of use.
 
 /// Multipliers of the two halves of a counter.
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];

@@ -37,7 +37,8 @@ pub fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A GPU runs the PTX of its own architecture and of lower ones ([`Arch::runs_on`]), and may have to: `--ptx` forces it.
+/// A GPU runs the PTX of its own architecture and of lower ones ([`Arch::runs_on`]), and may have to: `--ptx` forces
+/// it.
 fn pairs(files: &[PtxFile]) -> Vec<(Pair, &PtxFile)> {
     let gpus = |file: &PtxFile| Arch::ALL.into_iter().filter(move |&gpu| file.arch.runs_on(gpu)).collect::<Vec<_>>();
     let of = |file| gpus(file).into_iter().map(move |gpu| (Pair { ptx: file.arch, gpu }, file));

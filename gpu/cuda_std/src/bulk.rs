@@ -5,8 +5,8 @@
 //! bytes that arrivals announced have landed; then the next begins. A waiting thread names the parity of the phase it
 //! waits for: 0 for the first, 1 for the second, 0 for the third. Who has waited sees what was copied.
 //!
-//! On the CPU device in checked mode a copy lands only in the wait that ends its phase; bytes touched before, and copies
-//! that nobody has waited for when the block ends, are faults.
+//! On the CPU device in checked mode a copy lands only in the wait that ends its phase; bytes touched before, and
+//! copies that nobody has waited for when the block ends, are faults.
 
 use crate::{Element, Global, Shared, arch};
 
@@ -21,8 +21,8 @@ impl Barriers {
         Self(words)
     }
 
-    /// Makes barrier `i`, of `arrivals` arrivals a phase (`mbarrier.init`). One thread does so, then [`fence_init`], then
-    /// the threads that use it meet at a barrier of the block or warp.
+    /// Makes barrier `i`, of `arrivals` arrivals a phase (`mbarrier.init`). One thread does so, then [`fence_init`],
+    /// then the threads that use it meet at a barrier of the block or warp.
     #[inline(always)]
     pub fn init(self, i: usize, arrivals: u32) {
         // SAFETY: a word of the view.

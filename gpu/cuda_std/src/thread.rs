@@ -56,8 +56,8 @@ pub fn wait_for_previous() {
 }
 
 /// Lets the next launch start, if it overlaps this one, once every block has come here or ended
-/// (`griddepcontrol.launch_dependents`). Called after [`wait_for_previous`]: so a launch that has started knows that all
-/// but the one before it are over.
+/// (`griddepcontrol.launch_dependents`). Called after [`wait_for_previous`]: so a launch that has started knows that
+/// all but the one before it are over.
 #[inline(always)]
 pub fn start_next() {
     arch::start_next();

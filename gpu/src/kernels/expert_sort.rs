@@ -6,8 +6,8 @@
 //! Grid: one block: 520 pairs of a full tree are too few for more. Up to 256 pairs, a thread owns one and counts those
 //! before it against all ids in shared memory: one pass, and no table of experts to clear. More are counted by expert
 //! with integer atomics (their order cannot show), a scan gives each expert its place, and pairs are placed 256 at a
-//! time: a pair sets its bit in its expert's mask, and its place is the number of bits before it. Either way the sort is
-//! stable.
+//! time: a pair sets its bit in its expert's mask, and its place is the number of bits before it. Either way the sort
+//! is stable.
 
 use cuda_std::{Shared, kernel, static_shared, thread, warp};
 

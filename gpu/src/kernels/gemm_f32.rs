@@ -12,7 +12,8 @@
 
 use cuda_std::{Global, GlobalMut, dynamic_shared, kernel, math, thread, warp};
 
-use super::stream::{CHUNK_K, FRAGMENT, Gathered, Lane, Rows, Strided, TILE_M, TILE_N};
+use super::stream::{CHUNK_K, FRAGMENT, Lane, TILE_M, TILE_N};
+use super::stream_rows::{Gathered, Rows, Strided};
 use crate::args::linear::{ABSENT, GemmArgs, GemmShape, GroupedGemmArgs, GroupedRows};
 use crate::unroll::unroll;
 

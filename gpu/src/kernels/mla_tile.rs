@@ -209,7 +209,7 @@ impl Place {
 /// Element of piece `piece` of row `row` of a panel.
 #[inline(always)]
 pub fn piece_at(row: usize, piece: usize) -> usize {
-    row * PANEL + (piece ^ row % PANEL_PIECES) * PIECE
+    row * PANEL + (piece ^ (row % PANEL_PIECES)) * PIECE
 }
 
 /// Starts the copy of the block's queries; zeros behind the last.
@@ -310,7 +310,7 @@ pub fn add_panel<const OWN: usize, const KEYS8: usize>(
     let mut a = [[[0u32; 4]; 2]; OWN];
     unroll!(tile in 0 1 below OWN; {
         let tile0 = (at.tile0 + tile) * TILE * PANEL;
-        a[tile] = [mma::ldmatrix_x4(queries, tile0 + query), mma::ldmatrix_x4(queries, tile0 + (query ^ 2 * PIECE))];
+        a[tile] = [mma::ldmatrix_x4(queries, tile0 + query), mma::ldmatrix_x4(queries, tile0 + (query ^ (2 * PIECE)))];
     });
     let mut b = [[0u32; 4]; KEYS8];
     unroll!(n in 0 1 2 3 below KEYS8; {
@@ -340,9 +340,9 @@ pub fn add_values<const TILES: usize>(
     let value = (step * TILE + row) * PANEL;
     let mut v = [[0u32; 4]; 4];
     unroll!(j in 0 1 2 3; {
-        v[j] = mma::ldmatrix_x4_trans(panel, value + (piece ^ 2 * j) * PIECE);
+        v[j] = mma::ldmatrix_x4_trans(panel, value + (piece ^ (2 * j)) * PIECE);
     });
-    let weight = row * PANEL + (piece ^ 2 * step) * PIECE;
+    let weight = row * PANEL + (piece ^ (2 * step)) * PIECE;
     unroll!(tile in 0 1 2 3 below TILES; {
         let w = mma::ldmatrix_x4(weights, tile * TILE * PANEL + weight);
         unroll!(j in 0 1 2 3; {

@@ -30,6 +30,7 @@ pub mod rows;
 pub mod sample_limits;
 pub mod selftest;
 pub mod stream;
+mod stream_rows;
 mod stream_work;
 pub mod swiglu;
 pub mod top_k;

@@ -7,10 +7,10 @@
 //!   |      |  warp per slice  |            a warp owns NT tiles and one of k_split slices of k
 //! ```
 //!
-//! **The stream.** A warp has a ring of `DEPTH` stages of shared memory to itself and fills it with asynchronous copies,
-//! `DEPTH - 1` stages ahead of what it multiplies, across the borders of units: while one unit's sums are put together,
-//! the next one's weights are on their way. No barrier of the block stands between a copy and its use. Weights lie in
-//! memory in the order in which lanes read them ([`Format`]), so a stage is one contiguous run a tile.
+//! **The stream.** A warp has a ring of `DEPTH` stages of shared memory to itself and fills it with asynchronous
+//! copies, `DEPTH - 1` stages ahead of what it multiplies, across the borders of units: while one unit's sums are put
+//! together, the next one's weights are on their way. No barrier of the block stands between a copy and its use.
+//! Weights lie in memory in the order in which lanes read them ([`Format`]), so a stage is one contiguous run a tile.
 //!
 //! Weights never change, so a launch that overlaps the one before it fills its first stages while that still runs; x is
 //! read after it has ended.
@@ -20,15 +20,16 @@
 //! the variant (`NT`, `MT`, `CHUNKS`, `DEPTH`) that multiplies it.
 //!
 //! Each lane holds the sums of fragments `D` of `mma.m16n8k16`: with `g = lane / 4` and `c = lane % 4`, weight rows `g`
-//! and `g + 8` of a tile times rows `2c` and `2c + 1` of x. Within a step of 32 k, lane `c` takes k `8c .. 8c + 8` of its
-//! rows, so that each row is read 16 bytes at a time: k 2c, 2c+1, 2c+8, 2c+9 of an `mma` are the lane's first four in
-//! the first `mma` of the step, its last four in the second. Both operands agree on that, and the order of k within a
-//! step is nobody else's business. Rows past the last are read as copies of the last and never stored.
+//! and `g + 8` of a tile times rows `2c` and `2c + 1` of x. Within a step of 32 k, lane `c` takes k `8c .. 8c + 8` of
+//! its rows, so that each row is read 16 bytes at a time: k 2c, 2c+1, 2c+8, 2c+9 of an `mma` are the lane's first four
+//! in the first `mma` of the step, its last four in the second. Both operands agree on that, and the order of k within
+//! a step is nobody else's business. Rows past the last are read as copies of the last and never stored.
 
-use cuda_std::{Global, GlobalMut, Shared, bf16, dynamic_shared, math, mma, thread, warp};
+use cuda_std::{Global, Shared, bf16, dynamic_shared, math, mma, thread, warp};
 
 use super::ring::{Ring, Sources, Stage, ring_bytes};
-use crate::args::linear::{DenseRows, StreamShape};
+use super::stream_rows::Rows;
+use crate::args::linear::StreamShape;
 use crate::unroll::unroll;
 
 /// Weight rows of a tile: the rows of an `mma`'s first operand.
@@ -161,16 +162,6 @@ pub trait Format: Copy {
 
     /// Adds a step's products to a lane's sums.
     fn fold(chunk: &Self::Chunk, step: usize, products: [f32; FRAGMENT], sums: &mut [f32; FRAGMENT]);
-}
-
-/// Rows of x that a unit multiplies, and where their products go.
-pub trait Rows: Copy {
-    /// How many; at least 1.
-    fn count(self) -> usize;
-    /// The element of `x` at which row `m` begins.
-    fn x(self, m: usize) -> usize;
-    /// The element of `y` at which the products of row `m` begin.
-    fn y(self, m: usize) -> usize;
 }
 
 /// What a block multiplies at a time.
@@ -572,7 +563,9 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
 
         if MT <= EARLY {
             let exchange = Sums::<NT, MT> { partial: partial(buffer), split: shape.k_split };
-            unroll!(t in 0 1 2 3 below NT; { put(exchange.partial, Sums::<NT, MT>::at(warp, t, 0, 0, lane.index()), sums[t]) });
+            unroll!(t in 0 1 2 3 below NT; {
+                put(exchange.partial, Sums::<NT, MT>::at(warp, t, 0, 0, lane.index()), sums[t]);
+            });
             thread::sync_threads();
             work.finish(&turn.unit, 0, &exchange);
         } else {
@@ -601,116 +594,5 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
 fn put<const MT: usize>(partial: Shared<f32>, first: usize, sums: [[f32; FRAGMENT]; MT]) {
     unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
         unroll!(i in 0 1 2 3; { partial.set(first + m * TILE_SUMS + i * LANES, sums[m][i]) });
-    });
-}
-
-/// Rows at fixed strides, from `x` and `y` on.
-#[derive(Clone, Copy)]
-pub struct Strided {
-    pub count: u32,
-    pub x: usize,
-    pub x_stride: u32,
-    pub y: usize,
-    pub y_stride: u32,
-}
-
-impl Strided {
-    /// Rows `block * rows_per_block ..` of entry `matrix` of the batch.
-    #[inline(always)]
-    pub fn of(strides: DenseRows, matrix: u32, block: u32) -> Self {
-        let DenseRows { x_stride, x_batch, y_stride, y_batch, rows, rows_per_block, .. } = strides;
-        let first = block * rows_per_block;
-        Self {
-            count: rows_per_block.min(rows - first),
-            x: matrix as usize * x_batch as usize + first as usize * x_stride as usize,
-            x_stride: x_stride as u32,
-            y: matrix as usize * y_batch as usize + first as usize * y_stride as usize,
-            y_stride: y_stride as u32,
-        }
-    }
-}
-
-impl Rows for Strided {
-    #[inline(always)]
-    fn count(self) -> usize {
-        self.count as usize
-    }
-    #[inline(always)]
-    fn x(self, m: usize) -> usize {
-        self.x + m * self.x_stride as usize
-    }
-    #[inline(always)]
-    fn y(self, m: usize) -> usize {
-        self.y + m * self.y_stride as usize
-    }
-}
-
-/// The pairs of one tile: rows of `x` and `y` are packed.
-#[derive(Clone, Copy)]
-pub struct Gathered {
-    pub order: Global<u32>,
-    pub first: usize,
-    pub count: usize,
-    pub pairs_per_row: u32,
-    /// Elements of a row of y, and of x.
-    pub n: usize,
-    pub k: usize,
-}
-
-impl Rows for Gathered {
-    #[inline(always)]
-    fn count(self) -> usize {
-        self.count
-    }
-    #[inline(always)]
-    fn x(self, m: usize) -> usize {
-        math::div(self.order.get(self.first + m), self.pairs_per_row) as usize * self.k
-    }
-    #[inline(always)]
-    fn y(self, m: usize) -> usize {
-        self.order.get(self.first + m) as usize * self.n
-    }
-}
-
-/// Calls `put(m, n, team, tile, row)` for each sum of a pass that this thread owns: product of weight row `n` with row
-/// `m` of x, which is row `row` of tile `tile` of the pass of `team`. The pass is `tiles` tiles from `first` on of the
-/// `of_team` of each team.
-#[inline(always)]
-pub fn each<R: Rows>(
-    unit: &Unit<R>,
-    shape: StreamShape,
-    [first, tiles, of_team]: [u32; 3],
-    mut put: impl FnMut(usize, usize, u32, u32, u32),
-) {
-    let teams = math::div(WARPS, shape.k_split);
-    let own = teams * tiles * TILE_N as u32;
-    let all = own * unit.rows.count() as u32;
-    let mut at = thread::thread_idx_x();
-    while at < all {
-        let (m, r) = (math::div(at, own), math::rem(at, own));
-        let (tile, row) = (r / TILE_N as u32, r % TILE_N as u32);
-        let (team, tile) = (math::div(tile, tiles), math::rem(tile, tiles));
-        let n = ((unit.block * teams + team) * of_team + first + tile) * TILE_N as u32 + row;
-        if n < shape.n {
-            put(m as usize, n as usize, team, tile, row);
-        }
-        at += THREADS;
-    }
-}
-
-/// Stores sums as they are, or added to what is there. `of_team`: tiles of a team.
-#[inline(always)]
-pub fn store<R: Rows, const PASS: usize, const MT: usize>(
-    y: GlobalMut<f32>,
-    unit: &Unit<R>,
-    (first, of_team): (u32, u32),
-    sums: &Sums<PASS, MT>,
-    shape: StreamShape,
-    accumulate: bool,
-) {
-    each(unit, shape, [first, PASS as u32, of_team], |m, n, team, tile, row| {
-        let sum = sums.get(team, tile, row, m);
-        let to = unit.rows.y(m) + n;
-        y.set(to, if accumulate { y.get(to) + sum } else { sum });
     });
 }

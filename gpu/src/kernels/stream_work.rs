@@ -1,9 +1,10 @@
-//! What the launches of [`super::stream`] multiply: dense rows, rows gathered by expert, and gate and up of experts with
-//! SwiGLU between them and memory.
+//! What the launches of [`super::stream`] multiply: dense rows, rows gathered by expert, and gate and up of experts
+//! with SwiGLU between them and memory.
 
 use cuda_std::{Global, math};
 
-use super::stream::{Gathered, Rows as _, SKIP, Strided, Sums, TILE_N, Unit, WARPS, Work, each, store};
+use super::stream::{SKIP, Sums, TILE_N, Unit, WARPS, Work};
+use super::stream_rows::{Gathered, Rows as _, Strided, each, store};
 use crate::args::linear::{ABSENT, GateUpArgs, GroupedRows, GroupedStreamArgs, StreamArgs, StreamShape};
 
 /// Runs a variant of the stream over one kind of work.

@@ -7,10 +7,10 @@
 //! NaN or +inf in a column that the budget can reach (depth d, counted from 1, reaches `budget - d + 1` columns), or an
 //! error already in the state, makes a tree without nodes.
 //!
-//! Grid: x = sequences, a block each, a thread for every two nodes. No queue: a child's score is at most its parent's, so the
-//! order of selection is one fixed order of all prefixes, (score, parent, rank), and the tree is its first `budget`.
-//! Level by level, `nodes` holds the first `budget` of the prefixes up to that depth, in order, and the level's nodes
-//! among them (the front) are expanded:
+//! Grid: x = sequences, a block each, a thread for every two nodes. No queue: a child's score is at most its parent's,
+//! so the order of selection is one fixed order of all prefixes, (score, parent, rank), and the tree is its first
+//! `budget`. Level by level, `nodes` holds the first `budget` of the prefixes up to that depth, in order, and the
+//! level's nodes among them (the front) are expanded:
 //!
 //! * bound: a child of rank r (from 1) under the front's parent p (from 1), which is the f-th node, has `f + p * r - 1`
 //!   others before it. So r <= (budget - f) / p, and the score where `f + p * r` reaches the budget is a lower bound

@@ -2,8 +2,9 @@
 //!
 //! Grid: x = sequences, a block each. All threads bring the log-probabilities into shared memory; warp 0 selects; all
 //! threads write the rows. A level's row is descending, so the best candidate under a node is its first child not taken
-//! yet: the frontier has one entry a node, at most `budget + 1`, in registers (lane l owns nodes l, l + 32, l + 64), and
-//! a step is one warp maximum over integer keys. Level by level, seven sorts and merges take longer than 64 short steps.
+//! yet: the frontier has one entry a node, at most `budget + 1`, in registers (lane l owns nodes l, l + 32, l + 64),
+//! and a step is one warp maximum over integer keys. Level by level, seven sorts and merges take longer than 64 short
+//! steps.
 
 use cuda_std::{GlobalMut, Shared, kernel, math, static_shared, thread, warp};
 

@@ -3,8 +3,8 @@
 //! An operator runs over several sets of memory in turn, together beyond four times the L2 ([`sets`]), recorded as one
 //! graph; the graph is replayed [`REPLAYS`] times, and a time is a replay's divided by the runs in it. Rates are given
 //! beside what plain kernels of the same program copy and read on the same device ([`Memory`]); a rate above the read
-//! rate is refused, for it would mean that the bytes did not come from memory. On the CPU device the shapes are tiny and
-//! only the errors mean anything.
+//! rate is refused, for it would mean that the bytes did not come from memory. On the CPU device the shapes are tiny
+//! and only the errors mean anything.
 //!
 //! One file a family, each with its `cases`; [`FAMILIES`] lists them.
 

@@ -120,7 +120,8 @@ pub struct Outcome {
     pub ids: Vec<i32>,
     pub rounds: Vec<Round>,
     pub stop: StopReason,
-    /// Best minus second logit at each of `ids`; of draws, best minus second of logit / T + noise, which is what decides.
+    /// Best minus second logit at each of `ids`; of draws, best minus second of logit / T + noise, which is what
+    /// decides.
     pub gaps: Vec<f32>,
     pub prefill_us: f64,
 }

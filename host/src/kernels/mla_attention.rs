@@ -128,7 +128,7 @@ fn plan(blocks: &[MlaBlock], processors: usize, slots: usize, queries: usize) ->
     for &block in blocks {
         let shape = block.shape();
         let across = queries.div_ceil(shape.rows()).max(1);
-        let most = (processors / across).min(slots.div_ceil(PART_KEYS as usize)).min(kernel::MAX_PARTS).max(1);
+        let most = (processors / across).min(slots.div_ceil(PART_KEYS as usize)).clamp(1, kernel::MAX_PARTS);
         for parts in 1..=most {
             let steps = slots.div_ceil(PART_KEYS as usize) * (PART_KEYS / kernel::STEP) as usize;
             let keys = steps.div_ceil(parts) * kernel::STEP as usize;

@@ -25,8 +25,8 @@ pub struct TopK {
     pub k: usize,
 }
 
-/// Views of [`top_k`]'s scratch memory, each at least as long as [`top_k_workspace`] says. What it holds before does not
-/// matter.
+/// Views of [`top_k`]'s scratch memory, each at least as long as [`top_k_workspace`] says. What it holds before does
+/// not matter.
 #[derive(Clone, Copy)]
 pub struct TopKWorkspace {
     /// Group maxima, candidates and counts.

@@ -13,7 +13,8 @@ use super::pool::Kind;
 use super::{ExpertWeights, Format, HostWeight, ScaleType, Weight};
 use crate::device::{Device, Dims};
 
-/// k from which a second warp joins in an f32 tile's sums, and so on: less would cost more in the barrier than it saves.
+/// k from which a second warp joins in an f32 tile's sums, and so on: less would cost more in the barrier than it
+/// saves.
 const K_PER_WARP: usize = 512;
 /// Blocks along x of a grouped f32 product: each takes tiles in turn, so that few tiles start few blocks.
 const GROUPED_BLOCKS: usize = 16;

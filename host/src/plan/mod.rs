@@ -144,7 +144,7 @@ impl Plan {
         let width = (c.kv_lora_rank + c.qk_rope_head_dim) as u64;
         let cache_bytes_a_token = c.num_hidden_layers as u64 * width * BF16;
         let drafter_slots = drafter.map_or(0, |d| (slots + d.block_size) as u64);
-        let drafter_row = drafter.map_or(0, |d| drafter_row(d));
+        let drafter_row = drafter.map_or(0, drafter_row);
         let (tensors, payload_bytes) = match bundle.folder() {
             Some(folder) => (folder.tensors, folder.payload_bytes),
             None => (bundle.tensor_count(), bundle.payload_bytes()),

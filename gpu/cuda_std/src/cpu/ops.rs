@@ -418,7 +418,7 @@ pub fn wgmma_wait(_d: &mut [[f32; 4]; 8]) {}
 /// Eight values of piece `piece` of row `row` of the panel at `addr`.
 fn panel_piece(addr: u32, row: usize, piece: usize) -> [f32; 8] {
     // SAFETY: inside a view: checked by the caller of the operation.
-    let words = unsafe { load_shared_v4(addr + (row * 128 + (piece ^ row % 8) * 16) as u32) };
+    let words = unsafe { load_shared_v4(addr + (row * 128 + (piece ^ (row % 8)) * 16) as u32) };
     std::array::from_fn(|i| f32::from_bits(if i % 2 == 0 { words[i / 2] << 16 } else { words[i / 2] & 0xFFFF_0000 }))
 }
 
@@ -447,6 +447,7 @@ pub fn wgmma_nt<const STEPS: usize>(d: &mut [[f32; 4]; 8], a: u32, b: u32) {
     }
 }
 
+#[expect(clippy::needless_range_loop, reason = "k numbers weights and rows of values alike")]
 pub fn wgmma_nn(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
     sync_warp();
     let (row, column) = warpgroup_place();
