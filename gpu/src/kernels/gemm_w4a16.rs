@@ -127,7 +127,7 @@ pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 2, depth: 4, blocks
 pub const M32: Variant = Variant { nt: 4, mt: 4, chunks: 1, depth: 3, blocks: 1 };
 /// Up to 64 rows: their sums fill the registers with two.
 pub const M64: Variant = Variant { nt: 2, mt: 8, chunks: 1, depth: 4, blocks: 1 };
-/// Up to 64 rows, few tiles.
+/// Up to 64 rows, few tiles, or with f32 scales, which leave no registers for two.
 pub const M64_FEW: Variant = Variant { nt: 1, mt: 8, chunks: 2, depth: 3, blocks: 1 };
 
 const _: () = {
@@ -232,7 +232,7 @@ pub fn gemm_w4a16_s32_m64_few(a: StreamArgs) {
 /// Up to 64 rows a unit, f32 scales.
 #[kernel]
 pub fn gemm_w4a16_s32_m64(a: StreamArgs) {
-    stream!(W4a16<f32>, M64, Dense, a);
+    stream!(W4a16<f32>, M64_FEW, Dense, a);
 }
 
 /// Rows gathered by expert, f32 scales.

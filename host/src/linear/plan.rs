@@ -93,6 +93,7 @@ impl RowsVariant {
             (Kind::Bf16, Self::M64) => gemm_bf16::M64,
             (Kind::Bf16, Self::M64Few) => gemm_bf16::M64_FEW,
             (Kind::W4a16(ScaleType::F32), Self::M8) => gemm_w4a16::M8_S32,
+            (Kind::W4a16(ScaleType::F32), Self::M64) => gemm_w4a16::M64_FEW,
             (_, Self::M8) => gemm_w4a16::M8,
             (_, Self::M8Few) => gemm_w4a16::M8_FEW,
             (_, Self::M16) => gemm_w4a16::M16,
