@@ -112,4 +112,7 @@ fn bench_refuses_what_there_is_not() {
     run(["bench", "kernel", "x"]).expect(2, &["no bench `x`", "experts"]);
     run(["bench", "kernel", "w4a16", "--shape", "7168", "--device", "cpu"]).expect(4, &["shape `7168`: expected NxK"]);
     run(["bench"]).expect(2, &["Usage: kdtree bench <COMMAND>"]);
+    for family in ["experts", "w4a16", "mla", "accept", "topk"] {
+        run(["bench", "kernel", family, "--m", "1,0", "--device", "cpu"]).expect(2, &["'--m <ROWS>'", "at least 1"]);
+    }
 }

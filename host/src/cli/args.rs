@@ -51,6 +51,14 @@ fn layers(text: &str) -> Result<usize, String> {
     count.parse().ok().filter(|&k| k > 0).ok_or_else(|| "expected `0..K` or `K`, with K from 1 on".to_string())
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("at least 1 is wanted".into()),
+        Ok(number) => Ok(number),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
 /// Kimi K2.6 decoding with DDTree speculation.
 #[derive(Parser)]
 #[command(name = "kdtree", version, max_term_width = 100)]
@@ -339,7 +347,7 @@ pub struct BenchKernel {
     #[arg(long, value_name = "SHAPES", value_delimiter = ',')]
     pub shape: Vec<String>,
     /// Rows of activations [default: the operator's own]
-    #[arg(long, value_name = "ROWS", value_delimiter = ',')]
+    #[arg(long, value_name = "ROWS", value_delimiter = ',', value_parser = at_least_one)]
     pub m: Vec<usize>,
     /// How tokens choose experts
     #[arg(long, value_enum, default_value = "even")]
