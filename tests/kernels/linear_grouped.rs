@@ -4,7 +4,7 @@ use cuda_std::GlobalMut;
 use kdtree::device::Device;
 use kdtree::kernels::{Acts, Swiglu, swiglu};
 use kdtree::linear::{ExpertWeights, GateUp, Grouped, Product, Weight};
-use kdtree::linear::{explain_grouped, gate_up, grouped_linear, linear};
+use kdtree::linear::{explain_gate_up, explain_grouped, gate_up, grouped_linear, linear};
 use kdtree::reference::linear as twin;
 
 use super::linear::{Kind, Stored, Want, X, near, part};
@@ -282,6 +282,12 @@ fn gate_up_refuses(device: &Device) -> Outcome {
     refused(p(&a.weights, &a.weights, 3), "x holds 128, expected 192")?;
     let out_f32 = GlobalMut::from_raw(out.view().addr(), 31);
     refused(GateUp { out_f32, ..p(&a.weights, &a.weights, 2) }, "the f32 output holds 31, expected 32")?;
+    let plans = explain_gate_up(&a.weights, &a.weights, 6).ok_or("one kernel multiplies both")?;
+    equal(
+        "operations",
+        &[plans[0].flops(), explain_grouped(&a.weights, 6)[0].flops()],
+        &[4 * 6 * 16 * 64, 2 * 6 * 16 * 64],
+    )?;
     gate_up(device, &p(&a.weights, &a.weights, 0))?;
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! `kdtree bench kernel`: what an operator takes, by rules that are the same for all.
 //!
-//! An operator runs over several sets of memory in turn, together beyond four times the L2 ([`sets`]), recorded as one
-//! graph; the graph is replayed [`REPLAYS`] times, and a time is a replay's divided by the runs in it. Rates are given
-//! beside what plain kernels of the same program copy and read on the same device ([`Memory`]); a rate above the read
-//! rate is refused, for it would mean that the bytes did not come from memory. On the CPU device the shapes are tiny
-//! and only the errors mean anything.
+//! An operator runs over several sets of memory in turn, together beyond four times the L2 ([`sets`]; at most 64 sets:
+//! what moves less than a sixteenth of the L2 in a run stays below that), recorded as one graph; the graph is replayed
+//! [`REPLAYS`] times, and a time is a replay's divided by the runs in it. Rates are given beside what plain kernels of
+//! the same program copy and read on the same device ([`Memory`]); a rate above the read rate is refused, for it would
+//! mean that the bytes did not come from memory. On the CPU device the shapes are tiny and only the errors mean
+//! anything.
 //!
 //! One file a family, each with its `cases`; [`FAMILIES`] lists them.
 

@@ -49,6 +49,8 @@ pub struct Plan {
     /// Blocks of a multiprocessor at once.
     pub(super) resident: u32,
     pub(super) rows_variant: RowsVariant,
+    /// Matrices that a row is multiplied by: all of a batch, one of the experts, gate and up.
+    matrices_of_row: usize,
 }
 
 /// Which of a format's dense kernels.
@@ -183,7 +185,8 @@ impl Plan {
         let blocks = tiles.div_ceil(most);
         let rows_per_block = tiles.checked_div(blocks).map_or(0, |_| tiles.div_ceil(blocks)) * TILE_M;
         let weight_bytes = batch * kind.matrix_bytes(n, k);
-        Self { batch, rows, rows_per_block, weight_bytes, rows_variant, units: batch * blocks * plan.units, ..plan }
+        let units = batch * blocks * plan.units;
+        Self { batch, rows, rows_per_block, weight_bytes, rows_variant, units, matrices_of_row: batch, ..plan }
     }
 
     /// `experts`: how many have this kind. At least one tile for each expert in use, at most as many as pairs.
@@ -219,6 +222,7 @@ impl Plan {
             rows_per_block: TILE_M,
             weight_bytes,
             units: pairs * plan.units,
+            matrices_of_row: 2,
             ..plan
         })
     }
@@ -277,6 +281,7 @@ impl Plan {
             weight_bytes: 0,
             resident: 1,
             rows_variant: RowsVariant::M8,
+            matrices_of_row: 1,
         }
     }
 
@@ -305,7 +310,7 @@ impl Plan {
 
     /// Multiplications and additions.
     pub fn flops(&self) -> usize {
-        2 * self.rows * self.n * self.k * if self.kernel.contains("grouped") { 1 } else { self.batch }
+        2 * self.rows * self.n * self.k * self.matrices_of_row
     }
 }
 
