@@ -9,6 +9,7 @@ Nothing sensible comes out of such a model. It is there to load and run real sha
 import argparse
 import json
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -76,29 +77,41 @@ def stored(name, shape):
     return (2,) if name.endswith("_shape") else shape
 
 
+def pools(rng):
+    """Random bytes of each kind of tensor, 32 MB each; what is written are pieces of them from different places.
+
+    Codes are anything, matrices +-2^-7 to +-2^-6, scales 2^-10 to 2^-8, norms 0.5 to 2, the router's bias below 2^-4.
+    The embedding is +-0.5 to +-1, about as large as what a layer then adds to it.
+    """
+    count = 16 << 20
+
+    def bf16(sign, exponents):
+        bits = (rng.integers(0, 1 << 16, count, np.uint16) & (0x807F if sign else 0x7F))
+        return bits | (rng.choice(np.array(exponents, np.uint16), count) << np.uint16(7))
+
+    bias = ((rng.random(1 << 20, np.float32) - 0.5) / 8).astype("<f4")
+    every = {"I32": rng.integers(0, 256, 2 * count, np.uint8), "matrix": bf16(True, [120]),
+             "embed": bf16(True, [126]), "scale": bf16(False, [117, 118]), "norm": bf16(False, [126, 127]), "F32": bias}
+    return {kind: memoryview(values).cast("B") for kind, values in every.items()}
+
+
 def content(name, dtype, shape, pool, rng):
-    """Bytes of a tensor: norms are ones, scales 2^-9, matrices +-2^-7 to +-2^-6, codes anything."""
+    """Pieces of bytes that are a tensor."""
     if name.endswith("_shape"):
-        return np.array(shape, np.int32).tobytes()
-    count = int(np.prod(shape)) * SIZES[dtype]
-    if dtype == "F32":
-        return bytes(count)
-    if "norm" in name:
-        return np.full(shape, 0x3F80, np.uint16).tobytes()
-    if name.endswith("_scale"):
-        return np.full(shape, 0x3B00, np.uint16).tobytes()
-    codes, values = pool
-    source = codes if dtype == "I32" else values
-    at = int(rng.integers(0, len(source) // 2)) & ~15
-    parts, left = [], count
-    while left:  # pieces of the pool from different places
+        return [np.array(shape, np.int32).tobytes()]
+    left = int(np.prod(shape)) * SIZES[dtype]
+    kinds = [kind for kind in ("norm", "scale", "embed") if kind in name] + ["matrix" if dtype == "BF16" else dtype]
+    source, parts = pool[kinds[0]], []
+    while left:
+        at = int(rng.integers(0, len(source) // 2)) & ~15
         take = min(left, len(source) - at)
         parts.append(source[at:at + take])
-        left, at = left - take, 16 * int(rng.integers(0, 1000))
+        left -= take
     return parts
 
 
-def write(path, tensors, pool, rng):
+def write(path, tensors, pool, seed):
+    rng = np.random.default_rng(seed)
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, dtype, shape in tensors:
         size = int(np.prod(stored(name, shape))) * SIZES[dtype]
@@ -109,9 +122,7 @@ def write(path, tensors, pool, rng):
     with open(path, "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors:
-            parts = content(*tensor, pool, rng)
-            for part in parts if isinstance(parts, list) else [parts]:
-                f.write(part)
+            f.writelines(content(*tensor, pool, rng))
     return at
 
 
@@ -120,15 +131,14 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=2, help="how many of the 61 (default: 2, one of each kind)")
     args = parser.parse_args()
-    rng = np.random.default_rng(26)
-    codes = rng.integers(0, 256, 64 << 20, np.uint8)
-    values = (rng.integers(0, 1 << 16, 64 << 20, np.uint16) & 0x807F) | 0x3C00
-    pool = memoryview(codes), memoryview(values.astype(np.uint16)).cast("B")
+    pool = pools(np.random.default_rng(26))
     args.folder.mkdir(parents=True)
-    shards, weight_map, total = [layer(i) for i in range(args.layers)] + [ends()], {}, 0
-    for i, tensors in enumerate(shards):
-        name = f"model-{i + 1:05}-of-{len(shards):06}.safetensors"
-        total += write(args.folder / name, tensors, pool, rng)
+    shards, weight_map = [layer(i) for i in range(args.layers)] + [ends()], {}
+    names = [f"model-{i + 1:05}-of-{len(shards):06}.safetensors" for i in range(len(shards))]
+    with ThreadPoolExecutor() as threads:
+        written = threads.map(lambda i: write(args.folder / names[i], shards[i], pool, i), range(len(shards)))
+        total = sum(written)
+    for name, tensors in zip(names, shards):
         weight_map |= {tensor[0]: name for tensor in tensors}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (args.folder / "model.safetensors.index.json").write_text(json.dumps(index))
