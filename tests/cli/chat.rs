@@ -108,15 +108,6 @@ fn faults_name_file_and_place() {
     run(decode).expect(3, &["none.json: messages: expected a list with at least one message"]);
 }
 
-/// The only kind of vocabulary is tiktoken.model; that another one lies there is said.
-#[test]
-fn a_vocabulary_of_another_kind_is_mentioned() {
-    let root = tempfile::tempdir().unwrap();
-    let model = folder(root.path(), |model| drop(model.texts.remove("tiktoken.model")));
-    tokenize(&model, &["a"]).expect(2, &["tokenizer.json is not used", "tiktoken.model", "holds no tokenizer"]);
-    run(["decode", path(&model), "--device", "cpu", "--prompt-ids", "1", "--max-new", "1"]).expect(0, &["not used"]);
-}
-
 #[test]
 fn flags_that_cannot_be_honoured() {
     let small = bundle(SMALL);

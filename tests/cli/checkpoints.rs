@@ -192,6 +192,21 @@ fn from_text_to_text_with_the_drafter_of_another_folder() {
     }
 }
 
+/// A drafter that knows nothing: every token is as probable as every other.
+#[test]
+fn a_drafter_that_does_not_fit_is_warned_about() {
+    let root = tempfile::tempdir().unwrap();
+    let mut drafter = Checkpoint::drafter_of(SMALL);
+    drafter.tensor("norm.weight").bytes.fill(0);
+    let drafter = drafter.write_single(&root.path().join("drafter"));
+    let args = ["--golden", "0", "--max-new", "72", "--budget", "1", "--drafter", path(&drafter)];
+    let done = decode(&shipped(SMALL), &args);
+    // The tokens are right all the same.
+    let said = "WARNING: the first 64 rounds accepted ";
+    done.expect(0, &[said, "--draft none is faster", "golden 0"]);
+    assert_eq!(done.stderr.matches(said).count(), 1);
+}
+
 #[test]
 fn an_index_may_name_shards_in_folders_below() {
     let root = tempfile::tempdir().unwrap();

@@ -100,7 +100,18 @@ fn experts_quantized_as_the_reference_does() {
     run(["verify", text(&out)]).expect(0, &[]);
     let tokens = decoded(&out, &["--prompt-ids", "3,4,5", "--max-new", "3"]);
     assert_eq!(tokens[0].as_array().map(Vec::len), Some(3));
+    // A search for the scales finds others, and the rest stays.
+    let searched = root.path().join("searched.kdtr");
+    convert(&shipped("k26-tiny-f32"), &searched, &["--quantize", "w4a16", "--scales", "least-squares"]).expect(0, &[]);
+    run(["verify", text(&searched)]).expect(0, &[]);
+    let [own, other] = [&out, &searched].map(|path| Parts::read(path));
+    for (name, tensor) in &own.tensors {
+        let expert = name.contains(".mlp.experts.");
+        assert_eq!(tensor.bytes == other.tensors[name].bytes, !expert, "{name}");
+    }
+    assert_eq!(decoded(&searched, &["--prompt-ids", "3,4,5", "--max-new", "3"])[0].as_array().map(Vec::len), Some(3));
     let again = root.path().join("again.kdtr");
+    convert(&out, &again, &["--scales", "extreme"]).expect(2, &["--quantize"]);
     convert(&out, &again, &["--quantize", "w4a16"]).expect(2, &["no routed expert is stored as f32 or bf16"]);
     convert(&shipped(TINY), &again, &["--quantize", "int8"]).expect(2, &["invalid value 'int8'"]);
     // A value that is not finite has no code.
@@ -188,7 +199,10 @@ fn a_full_disk_is_said_and_the_run_goes_on_later() {
     convert(&folder, &out, &[]).expect(0, &[]);
     assert_eq!(files(root.path()), ["model", "model.kdtr"]);
     // A folder that is not there.
-    convert(&folder, &root.path().join("none/model.kdtr"), &[]).expect(1, &["No such file"]);
+    for args in [&[][..], &["--shard-mb", "1"], &["--dry-run"]] {
+        let none = root.path().join("none/model.kdtr");
+        convert(&folder, &none, args).expect(2, &["none/model.kdtr: there is no folder ", "/none to write it in"]);
+    }
 }
 
 #[test]
@@ -199,4 +213,93 @@ fn two_runs_do_not_write_one_file() {
     convert(&folder, &out, &[]).expect(2, &["another process is writing it"]);
     drop(log);
     convert(&folder, &out, &[]).expect(0, &[]);
+}
+
+/// A folder of shards: opened as any model, from it decoded, verified, converted on.
+#[test]
+fn a_folder_of_shards() {
+    let (root, folder, out) = model(SMALL);
+    let drafter = Checkpoint::drafter_of(SMALL).write_single(&root.path().join("drafter"));
+    let args = ["--json", "--drafter", text(&drafter), "--shard-mb", "4"];
+    let document = convert(&folder, &out, &args).expect(0, &[]).json();
+    let shards = document["shards"].as_u64().unwrap();
+    assert!(shards > 3, "{document}");
+    let names = files(&out);
+    assert_eq!(names.len() as u64, shards + 2);
+    assert!(names.contains(&"kdtr.json".into()) && names.contains(&"model.safetensors.index.json".into()), "{names:?}");
+    assert_eq!(files(root.path()), ["drafter", "model", "model.kdtr"]);
+    let shards: Vec<&String> = names.iter().filter(|name| name.ends_with(".safetensors")).collect();
+    for name in &shards {
+        // Whole numbers of pieces, none of which has four megabytes here.
+        assert!(std::fs::metadata(out.join(name)).unwrap().len() < 4_500_000, "{name}");
+    }
+    let said = run(["verify", text(&out)]).expect(0, &["structure as declared"]).stdout.clone();
+    assert!(said.contains("hashes of every tensor"), "{said}");
+    run(["inspect", text(&out)]).expect(0, &[]);
+    let args = ["--prompt", "impl Iterator for", "--max-new", "4"];
+    assert_eq!(decoded(&out, &args), decoded(&shipped(SMALL), &args));
+    // One file made of it is the one made of the source.
+    let [one, other] = ["one.kdtr", "other.kdtr"].map(|name| root.path().join(name));
+    convert(&out, &one, &[]).expect(0, &[]);
+    convert(&folder, &other, &["--drafter", text(&drafter)]).expect(0, &[]);
+    same_weights(&one, &other);
+    convert(&folder, &out, &["--shard-mb", "4"]).expect(2, &["model.kdtr: exists; nothing is overwritten"]);
+    // A bit of a code: only the hash sees it.
+    let last = shards[shards.len() - 1];
+    let shard = out.join(last);
+    let mut bytes = std::fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 0x10;
+    std::fs::write(&shard, bytes).unwrap();
+    run(["verify", text(&out)]).expect(7, &["blake3", "expected", "found"]);
+    let metadata = std::fs::read(out.join("kdtr.json")).unwrap();
+    for (damage, words) in [("{", "JSON"), ("{\"format\": \"other\"}", "`kdtr`")] {
+        std::fs::write(out.join("kdtr.json"), damage).unwrap();
+        run(["inspect", text(&out)]).expect(3, &["model.kdtr", words]);
+    }
+    std::fs::write(out.join("kdtr.json"), metadata).unwrap();
+    std::fs::remove_file(&shard).unwrap();
+    run(["inspect", text(&out)]).expect(3, &[last, "No such file"]);
+}
+
+#[test]
+fn a_killed_run_of_shards_goes_on() {
+    let (root, folder, out) = model(SMALL);
+    let part = root.path().join("model.kdtr.part");
+    let finished = || -> Vec<String> {
+        let all = std::fs::read_dir(&part).into_iter().flatten();
+        let names = all.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(".safetensors")).collect()
+    };
+    let kill = |shard: &str| {
+        let before = finished();
+        let args = ["convert", text(&folder), text(&out), "--sync-mb", "0", "--shard-mb", shard];
+        let mut child = command(args).spawn().unwrap();
+        let start = Instant::now();
+        while finished().iter().filter(|name| !before.contains(name)).count() < 2 {
+            assert!(start.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!out.exists());
+    };
+    // Shards of another size do not count.
+    kill("3");
+    kill("2");
+    let document = convert(&folder, &out, &["--shard-mb", "2", "--json"]).expect(0, &[]).json();
+    let resumed = document["resumed_bytes"].as_u64().unwrap();
+    assert!(resumed > 2_000_000 && resumed < document["bytes"].as_u64().unwrap(), "{document}");
+    assert_eq!(files(root.path()), ["model", "model.kdtr"]);
+    let fresh = root.path().join("fresh.kdtr");
+    convert(&folder, &fresh, &["--shard-mb", "2"]).expect(0, &[]);
+    assert_eq!(files(&out), files(&fresh));
+    for name in files(&out) {
+        assert!(std::fs::read(out.join(&name)).unwrap() == std::fs::read(fresh.join(&name)).unwrap(), "{name}");
+    }
+    // Another process writes.
+    let third = root.path().join("third.kdtr");
+    std::fs::create_dir(root.path().join("third.kdtr.part")).unwrap();
+    let lock = std::fs::File::create(root.path().join("third.kdtr.part/lock")).unwrap();
+    lock.lock().unwrap();
+    convert(&folder, &third, &["--shard-mb", "2"]).expect(2, &["another process is writing it"]);
 }

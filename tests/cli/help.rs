@@ -12,12 +12,14 @@ fn same(args: &[&str], expected: &str) {
 fn help_is_word_for_word() {
     same(&["--help"], include_str!("help/kdtree.txt"));
     same(&["decode", "--help"], include_str!("help/decode.txt"));
+    same(&["chat", "--help"], include_str!("help/chat.txt"));
     same(&["tokenize", "--help"], include_str!("help/tokenize.txt"));
 }
 
 #[test]
 fn every_command_has_help_and_completions() {
-    let commands = ["decode", "inspect", "verify", "convert", "tokenize", "doctor", "bench", "completions"];
+    let commands =
+        ["decode", "chat", "inspect", "verify", "convert", "tokenize", "states", "doctor", "bench", "completions"];
     for command in commands {
         assert!(run([command, "--help"]).expect(0, &[]).stdout.contains(&format!("Usage: kdtree {command}")));
     }

@@ -3,10 +3,11 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use kdtree::text::{TextStream, Tokenizer};
-use kdtree::weights::Bundle;
+use kdtree::weights::{Bundle, TokenizerKind, TokenizerSpec};
 use serde_json::{Value, json};
 use sha2::Digest;
 
+use super::hf::tokenizer_json;
 use super::kimi::{self, SPECIALS};
 use super::program::{run, run_with_input};
 
@@ -86,6 +87,29 @@ fn ids_are_those_of_other_implementations() {
     let plain = t.encode(CHAT.0).unwrap();
     assert!(plain.iter().all(|&id| id < 163_584));
     assert_eq!(t.decode(&plain).unwrap(), CHAT.0);
+}
+
+/// The real vocabulary converted to a tokenizer.json: the same ids, by pairs in place of ranks.
+#[test]
+fn the_other_kind_of_vocabulary_gives_the_same_ids() {
+    let opened = Bundle::open(folder()).unwrap();
+    let spec = opened.tokenizer().unwrap().0.clone();
+    let specials: Vec<(&str, u64)> = SPECIALS.iter().map(|&(id, name)| (name, id as u64)).collect();
+    let mut whole = tokenizer_json(&kimi::tiktoken_model(), &spec.pattern, &specials);
+    for ignore_merges in [true, false] {
+        whole["model"]["ignore_merges"] = json!(ignore_merges);
+        let spec = TokenizerSpec { kind: TokenizerKind::Json, pattern: String::new(), ..spec.clone() };
+        let t = Tokenizer::new(&spec, whole.to_string().as_bytes(), kimi::VOCABULARY).unwrap();
+        let long = "let x = vec![0u8; 4096]; // 中文字符 und Größe, naïve café 🦀\n".repeat(40);
+        let letters = "abcdefgh".repeat(400);
+        let more =
+            [long.as_str(), &letters, "\u{3000}\u{a0}\r\n\t\0", "ﬁ Ⅷ ½ ١٢٣٤ e\u{301}", "aaaaaaaaaaaaaaaaaaaaaaaa"];
+        for text in SAMPLES.iter().map(|(text, _)| *text).chain(more) {
+            assert_eq!(t.encode(text).unwrap(), tokenizer().encode(text).unwrap(), "{text:?}");
+        }
+        assert_eq!(t.encode_with_specials(CHAT.0).unwrap(), CHAT.1);
+        assert_eq!(t.decode(CHAT.1).unwrap(), CHAT.0);
+    }
 }
 
 #[test]

@@ -22,6 +22,8 @@ mod damage;
 mod decode;
 /// Help texts, word for word.
 mod help;
+#[path = "../support/hf.rs"]
+mod hf;
 #[path = "../support/kimi.rs"]
 mod kimi;
 /// The real vocabulary: ids, streams, conversations.
@@ -35,6 +37,8 @@ mod program;
 mod published;
 /// `inspect`, `verify` and `doctor`.
 mod reports;
+/// `chat` over stdin.
+mod talk;
 /// The tokenizer that ships, and text from users.
 mod tokens;
 /// Flags that are wrong or cannot be honoured.

@@ -1,6 +1,8 @@
 use kdtree::text::{TextStream, Tokenizer};
 use kdtree::weights::Bundle;
 
+use super::checkpoint::Checkpoint;
+use super::hf::tokenizer_json;
 use super::program::{bundle, run, run_with_input};
 
 /// Texts with the ids that two other implementations give (Hugging Face tokenizers 0.23.3, tiktoken 0.14): ordinary
@@ -103,4 +105,50 @@ fn special_tokens_in_a_prompt_are_text_unless_asked_for() {
         run([&args[..], special].concat()).expect(0, &[]).json()["prompt_tokens"].clone()
     };
     assert_eq!((tokens(&[]), tokens(&["--special"])), (6.into(), 1.into()));
+}
+
+/// A folder that has the vocabulary as a tokenizer.json gives the same ids, and so does what is converted from it.
+#[test]
+fn the_other_kind_of_vocabulary_gives_the_same_ids() {
+    let root = tempfile::tempdir().unwrap();
+    let mut model = Checkpoint::of("k26-small-int4", true);
+    let spec = Bundle::open(&bundle("k26-small-int4")).unwrap().tokenizer().unwrap().0.clone();
+    let specials: Vec<(&str, u64)> = spec.special_tokens.iter().map(|(name, &id)| (name.as_str(), id.into())).collect();
+    let ranks = model.texts.remove("tiktoken.model").unwrap();
+    let whole = tokenizer_json(&ranks, &spec.pattern, &specials);
+    model.texts.insert("tokenizer.json".into(), whole.to_string());
+    // Without the settings, too: the special tokens stand in the file.
+    model.texts.remove("tokenizer_config.json");
+    let folder = model.write(&root.path().join("small"));
+    let file = root.path().join("small.kdtr");
+    let [folder, file] = [&folder, &file].map(|path| path.to_str().unwrap());
+    run(["convert", folder, file]).expect(0, &[]);
+    for path in [folder, file] {
+        let opened = Bundle::open(path.as_ref()).unwrap();
+        let t = Tokenizer::of(&opened).unwrap().unwrap();
+        for (text, ids) in SAMPLES {
+            assert_eq!(t.encode(text).unwrap(), *ids, "{text:?}");
+            assert_eq!(t.decode(ids).unwrap(), *text);
+        }
+        assert_eq!(t.encode_with_specials("<|im_end|>[EOS]<think>[BOS]").unwrap(), [4082, 4081, 4087, 4080]);
+        assert_eq!(opened.settings().stop_token_ids, [4081, 4082]);
+        assert_eq!(run(["tokenize", path, "<|im_end|>", "--special"]).expect(0, &[]).stdout, "4082\n");
+        let args = ["decode", path, "--device", "cpu", "--prompt", "fn main() {", "--max-new", "3", "--json"];
+        let shipped = ["decode", bundle("k26-small-int4").to_str().unwrap()].map(str::to_string);
+        let same = run(shipped.iter().map(String::as_str).chain(args[2..].iter().copied()).chain(["--draft", "none"]));
+        let [found, same] = [run(args).expect(0, &[]).json(), same.expect(0, &[]).json()];
+        assert_eq!((&found["ids"], &found["text"]), (&same["ids"], &same["text"]));
+    }
+    // What is not implemented is refused with file and place.
+    let damaged = |change: &dyn Fn(&mut serde_json::Value), words: &[&str]| {
+        let mut changed = whole.clone();
+        change(&mut changed);
+        std::fs::write(root.path().join("small/tokenizer.json"), changed.to_string()).unwrap();
+        run(["tokenize", folder, "a"]).expect(3, &[words, &["small"]].concat());
+    };
+    damaged(&|t| t["normalizer"] = serde_json::json!({ "type": "NFKC" }), &["tokenizer.json, normalizer", "NFKC"]);
+    damaged(&|t| t["model"]["type"] = "WordPiece".into(), &["tokenizer.json, model", "WordPiece"]);
+    damaged(&|t| t["model"]["vocab"]["a"] = 5000.into(), &["tokenizer.json, model.vocab", "5000"]);
+    damaged(&|t| t["added_tokens"][0]["id"] = "x".into(), &["tokenizer.json: field `added_tokens`"]);
+    damaged(&|t| t["added_tokens"][0]["id"] = 5000.into(), &["special tokens with ids below"]);
 }

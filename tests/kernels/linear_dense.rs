@@ -2,7 +2,7 @@
 
 use kdtree::device::Device;
 use kdtree::kernels::Acts;
-use kdtree::linear::{Product, Weight, explain, linear};
+use kdtree::linear::{Product, Upload, Weight, explain, linear};
 
 use super::linear::{Kind, Stored, Want, X, near, part};
 use super::support::{Outcome, Random, Suite, check, equal};
@@ -51,6 +51,7 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("linear::{}::17x{k}", kind.name()), move |d| one_product(d, kind, 17, k, &[1, 9]));
     }
     suite.both("linear::bf16::65x1040", |d| one_product(d, Kind::Bf16, 65, 1040, &[1, 9]));
+    suite.both("linear::one_upload", one_upload);
     suite.both("linear::f32::unaligned", unaligned_f32);
     suite.both("linear::refuses", refuses);
     suite.both("linear::explains", explains);
@@ -72,6 +73,18 @@ fn one_product(device: &Device, kind: Kind, n: usize, k: usize, rows: &[usize]) 
     let stored = Stored::random(kind, [1, n, k], &mut random);
     let weight = Weight::new(device, &stored.host("w"))?;
     rows.iter().try_for_each(|&rows| product(device, &stored, &weight, rows, &mut random))
+}
+
+/// Weights of growing and shrinking sizes through one upload: what a later one overwrites has been repacked by then.
+fn one_upload(device: &Device) -> Outcome {
+    let mut random = Random::new(17);
+    let upload = Upload::new(device)?;
+    let shapes = [(20, 128), (70, 256), (19, 128), (64, 512), (33, 256)];
+    let all: Vec<_> = Kind::ALL.iter().flat_map(|&kind| shapes.map(|(n, k)| (kind, n, k))).collect();
+    let stored: Vec<_> = all.iter().map(|&(kind, n, k)| Stored::random(kind, [1, n, k], &mut random)).collect();
+    let weights: Vec<_> =
+        stored.iter().map(|s| Weight::load(&upload, &s.host("w"))).collect::<kdtree::device::Result<_>>()?;
+    stored.iter().zip(&weights).try_for_each(|(stored, weight)| product(device, stored, weight, 3, &mut random))
 }
 
 fn every_row_count(device: &Device, kind: Kind) -> Outcome {

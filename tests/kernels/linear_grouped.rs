@@ -3,7 +3,7 @@
 use cuda_std::GlobalMut;
 use kdtree::device::Device;
 use kdtree::kernels::{Acts, Swiglu, swiglu};
-use kdtree::linear::{ExpertWeights, GateUp, Grouped, Product, Weight};
+use kdtree::linear::{ExpertWeights, GateUp, Grouped, Product, Upload, Weight};
 use kdtree::linear::{explain_gate_up, explain_grouped, gate_up, grouped_linear, linear};
 use kdtree::reference::linear as twin;
 
@@ -304,6 +304,12 @@ fn refuses(device: &Device) -> Outcome {
     says(new(&[]), "experts: `experts`: no experts")?;
     let unequal = "experts: `experts`: expected [1, 16, 32] as the first, found [1, 16, 64] in `b`";
     says(new(&[a.host("a"), b.host("b")]), unequal)?;
+    let room = ExpertWeights::alloc(device, "experts", &[a.host("a")])?;
+    let upload = Upload::new(device)?;
+    let other = Stored::random(Kind::F32, [1, 16, 32], &mut random);
+    for (e, host, name) in [(0, b.host("b"), "b"), (0, other.host("f"), "f"), (1, a.host("a"), "a")] {
+        says(room.put(&upload, e, &host), &format!("experts: `{name}`: expert {e} is not what there is room for"))?;
+    }
 
     let all = Experts::new(device, vec![a])?;
     let plans = explain_grouped(&all.weights, 4);

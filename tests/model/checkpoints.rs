@@ -63,7 +63,7 @@ fn converted(device: &Device) -> Outcome {
     let root = tempfile::tempdir()?;
     let bundle = Bundle::open(&Checkpoint::of(TINY, true).write(&root.path().join("folder")))?;
     let out = root.path().join("converted.kdtr");
-    Conversion::new(&bundle, false)?.write(&out, 1 << 20, &mut |_, _| {})?;
+    Conversion::new(&bundle, None)?.write(&out, None, 1 << 20, &mut |_, _| {})?;
     tiny(device, &out)
 }
 

@@ -2,10 +2,12 @@
 
 mod acceptance;
 mod checkpoints;
+mod drafter;
 mod formats;
 mod goldens;
 mod overflow;
 mod sampling;
+mod states;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -14,8 +16,10 @@ fn main() -> std::process::ExitCode {
     acceptance::cases(&mut suite);
     goldens::cases(&mut suite);
     checkpoints::cases(&mut suite);
+    drafter::cases(&mut suite);
     formats::cases(&mut suite);
     overflow::cases(&mut suite);
     sampling::cases(&mut suite);
+    states::cases(&mut suite);
     suite.run()
 }

@@ -37,7 +37,12 @@ pub struct Parts {
 impl Parts {
     /// A bundle that ships.
     pub fn of(name: &str) -> Self {
-        let bytes = std::fs::read(shipped(name)).unwrap();
+        Self::read(&shipped(name))
+    }
+
+    /// The bundle in a file.
+    pub fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
         let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let tensors = file.iter().map(|(name, view)| {

@@ -74,6 +74,8 @@ pub struct Cli {
 pub enum Command {
     /// Continue a prompt
     Decode(Box<Decode>),
+    /// Talk to a model: lines in, answers out
+    Chat(Box<Chat>),
     /// Show what a bundle or a checkpoint folder holds
     Inspect(Inspect),
     /// Read all of a bundle or a checkpoint folder: hashes where there are any, and values
@@ -82,6 +84,8 @@ pub enum Command {
     Convert(Convert),
     /// Turn text into token ids, or ids into text
     Tokenize(Tokenize),
+    /// Write what passes compute on the way, layer by layer, for comparison with other programs
+    States(States),
     /// Say what this machine can run, what is missing, and whether every kernel works
     Doctor(Doctor),
     /// Measure
@@ -228,6 +232,66 @@ impl Conversation {
     }
 }
 
+#[derive(Args)]
+#[command(
+    after_help = "A line is a message; a \\ at its end goes on in the next line. /new forgets what was said, /quit or \
+    the end of the input ends.\nCtrl-C ends an answer, and between answers the program.\n\nExamples:\n  \
+    kdtree chat Kimi-K2.6 --drafter Kimi-K2.6-DFlash --temp 0.6 --top-p 0.95 --thinking off"
+)]
+pub struct Chat {
+    /// A .kdtr file or a checkpoint folder, with a tokenizer
+    pub bundle: PathBuf,
+
+    /// System prompt
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Chat")]
+    pub system: Option<String>,
+    /// Let the model think before it answers, or not [default: as the template has it]
+    #[arg(long, value_enum, value_name = "SWITCH", help_heading = "Chat")]
+    pub thinking: Option<Switch>,
+    /// A Jinja file in place of the model's chat template
+    #[arg(long, value_name = "FILE", help_heading = "Chat")]
+    pub template: Option<PathBuf>,
+
+    /// Draft nothing
+    #[arg(long, conflicts_with_all = ["drafter", "budget"], help_heading = "Speculation")]
+    pub no_draft: bool,
+    /// Take the drafter of this folder, in its published form
+    #[arg(long, value_name = "FOLDER", help_heading = "Speculation")]
+    pub drafter: Option<PathBuf>,
+    /// Nodes of a tree [default: 16]
+    #[arg(long, value_name = "N", value_parser = budget(), help_heading = "Speculation")]
+    pub budget: Option<u32>,
+
+    /// Most tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 4096, help_heading = "Generation")]
+    pub max_new: usize,
+    /// Draw tokens at this temperature; 0 takes the likeliest [default: 0]
+    #[arg(long, value_name = "T", value_parser = temperature, help_heading = "Generation")]
+    pub temp: Option<f32>,
+    /// Draw from the K likeliest tokens
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Generation")]
+    pub top_k: Option<u32>,
+    /// Draw from the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", value_parser = share, help_heading = "Generation")]
+    pub top_p: Option<f32>,
+    /// Draw from tokens with at least this share of the likeliest one's probability
+    #[arg(long, value_name = "P", value_parser = share, help_heading = "Generation")]
+    pub min_p: Option<f32>,
+    /// Start of the random numbers [default: 0]
+    #[arg(long, value_name = "N", help_heading = "Generation")]
+    pub seed: Option<u64>,
+
+    /// auto, cpu or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto", help_heading = "Device")]
+    pub device: Choice,
+    /// Force the kernels of one target
+    #[arg(long, value_name = "TARGET", value_parser = PTX, help_heading = "Device")]
+    pub ptx: Option<String>,
+    /// Tokens that the whole conversation may have [default: 16384, or what the model has]
+    #[arg(long, value_name = "N", help_heading = "Device")]
+    pub context: Option<usize>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
     On,
@@ -268,12 +332,12 @@ pub struct Verify {
 #[derive(Args)]
 #[command(after_help = "A run that was ended goes on where it stopped when the same command is given again.\n\n\
     Examples:\n  \
-    kdtree convert Kimi-K2.6 kimi.kdtr --drafter Kimi-K2.6-DFlash\n  \
+    kdtree convert Kimi-K2.6 kimi.kdtr --drafter Kimi-K2.6-DFlash --shard-mb 10000\n  \
     kdtree convert DeepSeek-bf16 int4.kdtr --quantize w4a16 --layers 0..4")]
 pub struct Convert {
     /// A checkpoint folder or a .kdtr file
     pub bundle: PathBuf,
-    /// The file to write; it must not exist
+    /// The file, or with --shard-mb the folder, to write; it must not exist
     pub out: PathBuf,
     /// Pack the drafter of this folder, too
     #[arg(long, value_name = "FOLDER")]
@@ -281,6 +345,12 @@ pub struct Convert {
     /// Store routed experts of a plain checkpoint in this format: rounded to nearest, groups of 32
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub quantize: Option<Quantize>,
+    /// How their scales are chosen: the largest value fits, or a search for the least squared error [default: extreme]
+    #[arg(long, value_enum, value_name = "HOW", requires = "quantize")]
+    pub scales: Option<ScalesArg>,
+    /// Write a folder with files of about N megabytes each
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub shard_mb: Option<u64>,
     /// Take the first K layers only: `0..K` or `K`
     #[arg(long, value_name = "0..K", value_parser = layers)]
     pub layers: Option<usize>,
@@ -298,6 +368,12 @@ pub struct Convert {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Quantize {
     W4a16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ScalesArg {
+    Extreme,
+    LeastSquares,
 }
 
 #[derive(Args)]
@@ -318,6 +394,31 @@ pub struct Tokenize {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Args)]
+#[command(after_help = "bundles/compare_layers.py compares the file with PyTorch in float32.")]
+pub struct States {
+    /// A .kdtr file or a checkpoint folder
+    pub bundle: PathBuf,
+    /// Tokens as ids: `1,2,3`
+    #[arg(long, value_name = "IDS", value_delimiter = ',', num_args = 1, required = true)]
+    pub prompt_ids: Vec<i32>,
+    /// How many of them, at the end, go through the model one at a time, the others in chunks of 64
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub single: usize,
+    /// The safetensors file to write; it must not exist
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Load the first K layers only: `0..K` or `K`
+    #[arg(long, value_name = "0..K", value_parser = layers)]
+    pub layers: Option<usize>,
+    /// auto, cpu or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub device: Choice,
+    /// Force the kernels of one target
+    #[arg(long, value_name = "TARGET", value_parser = PTX)]
+    pub ptx: Option<String>,
 }
 
 #[derive(Args)]

@@ -39,6 +39,8 @@ pub struct Polite(());
 
 impl Polite {
     pub fn begin() -> Self {
+        // What was asked for before is done.
+        REQUESTED.store(false, Ordering::SeqCst);
         POLITE.store(true, Ordering::SeqCst);
         Self(())
     }

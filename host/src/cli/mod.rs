@@ -22,10 +22,12 @@ pub fn main() -> ExitCode {
     };
     let done = match cli.command {
         Command::Decode(args) => commands::decode::run(&args),
+        Command::Chat(args) => commands::chat::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Convert(args) => commands::convert::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
+        Command::States(args) => commands::states::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Bench(Bench::Kernel(args)) => commands::bench::run(&args),
         Command::Completions(args) => commands::completions::run(&args),

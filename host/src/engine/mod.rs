@@ -1,13 +1,14 @@
 //! The engine: a prompt in, tokens out. Prefill, then DDTree rounds; plain decoding is a round whose tree is its root.
 //!
 //! Lives here: the order of a round (draft, tree, verify, accept, commit) and when the output ends. `decode.rs` is the
-//! loop, `output.rs` where it ends, `round.rs` the device-resident state, `draft/` the drafters. The operations
-//! themselves are the model's.
+//! loop, `output.rs` where it ends, `states.rs` shows passes to other programs, `round.rs` the device-resident state,
+//! `draft/` the drafters. The operations themselves are the model's.
 
 mod decode;
 mod draft;
 mod output;
 mod round;
+mod states;
 
 use crate::device::DeviceError;
 use crate::model::ModelError;
@@ -15,7 +16,9 @@ use crate::weights::{Golden, WeightsError};
 
 pub use crate::kernels::{Growth, Sampling};
 pub use decode::Engine;
+pub use draft::DraftStages;
 pub use round::round_bytes;
+pub use states::{States, draft_stages, states};
 
 pub type Result<T> = std::result::Result<T, EngineError>;
 

@@ -8,7 +8,7 @@ use gpu::kernels::gemm_w4a16::{GROUPED_GEMM_W4A16, GROUPED_GEMM_W4A16_S32};
 
 use super::plan::Plan;
 use super::pool::{Kind, Pool};
-use super::{Format, HostWeight, ScaleType};
+use super::{Format, HostWeight, ScaleType, Upload};
 use crate::device::{Buffer, Device, DeviceError, Result};
 use crate::kernels::{Acts, contract};
 
@@ -43,6 +43,13 @@ pub(super) struct ExpertPool {
 impl ExpertWeights {
     /// Expert `e` is `experts[e]`.
     pub fn new(device: &Device, name: &str, experts: &[HostWeight]) -> Result<Self> {
+        let (all, upload) = (Self::alloc(device, name, experts)?, Upload::new(device)?);
+        experts.iter().enumerate().try_for_each(|(e, weight)| all.put(&upload, e, weight))?;
+        Ok(all)
+    }
+
+    /// Room for `experts`, of which only shapes and formats are looked at.
+    pub fn alloc(device: &Device, name: &str, experts: &[HostWeight]) -> Result<Self> {
         let Some(&HostWeight { n, k, .. }) = experts.first() else {
             return Err(DeviceError::Contract { kernel: EXPERTS, what: format!("`{name}`: no experts") });
         };
@@ -59,8 +66,7 @@ impl ExpertWeights {
             let Some((_, first)) = of_kind.first() else { continue };
             let pool = Pool::alloc(device, kind, of_kind.len(), n, k)?;
             let mut slots = vec![ABSENT; experts.len()];
-            for (slot, (expert, weight)) in of_kind.iter().enumerate() {
-                pool.put(device, slot, weight)?;
+            for (slot, (expert, _)) in of_kind.iter().enumerate() {
                 slots[*expert] = slot as u32;
             }
             pools.push(ExpertPool { pool, format: first.format(), slots: device.upload(&slots)? });
@@ -68,6 +74,20 @@ impl ExpertWeights {
         let formats = experts.iter().map(HostWeight::format).collect();
         let kinds = experts.iter().map(|expert| Kind::of(&expert.data)).collect();
         Ok(Self { name: name.to_string(), n, k, formats, kinds, pools })
+    }
+
+    /// Uploads expert `e`, which is as it was when room was made for it.
+    pub fn put(&self, upload: &Upload, e: usize, weight: &HostWeight) -> Result<()> {
+        weight.check()?;
+        let kind = Kind::of(&weight.data);
+        let fits = (weight.n, weight.k, weight.batch) == (self.n, self.k, 1) && self.kinds.get(e) == Some(&kind);
+        let pool = self.pools.iter().find(|p| p.pool.kind == kind).filter(|_| fits);
+        let Some(ExpertPool { pool, .. }) = pool else {
+            let what = format!("`{}`: expert {e} is not what there is room for", weight.name);
+            return Err(DeviceError::Contract { kernel: EXPERTS, what });
+        };
+        let slot = self.kinds[..e].iter().filter(|&&other| other == kind).count();
+        pool.put(upload, slot, weight)
     }
 
     pub fn name(&self) -> &str {

@@ -8,7 +8,7 @@ use gpu::kernels::repack_w4a16::{self, REPACK_W4A16, REPACK_W4A16_S32};
 use gpu::kernels::stream::{CHUNK_K, TILE_N};
 use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
-use super::{HostData, HostWeight, ScaleType};
+use super::{HostData, HostWeight, ScaleType, Upload};
 use crate::device::{Buffer, Device, Dims, Result};
 use crate::kernels::contract;
 
@@ -67,6 +67,11 @@ impl Bytes {
     }
 }
 
+/// `bytes` bytes of a buffer from `start` on, as elements.
+fn view<T: Element>(buffer: &Buffer<u8>, start: usize, bytes: usize) -> Global<T> {
+    Global::from_raw(buffer.view().addr() + start as u64, bytes / size_of::<T>())
+}
+
 /// `count` matrices `[n, k]` of one kind.
 pub(super) struct Pool {
     pub kind: Kind,
@@ -91,15 +96,15 @@ impl Pool {
     }
 
     /// Uploads the matrices of `weight`, which has been checked and is of this kind and shape, from slot `first` on.
-    pub fn put(&self, device: &Device, first: usize, weight: &HostWeight) -> Result<()> {
+    pub fn put(&self, upload: &Upload, first: usize, weight: &HostWeight) -> Result<()> {
         match &weight.data {
             HostData::F32(bytes) => self.values.0.write(first * self.kind.matrix_bytes(self.n, self.k), bytes),
-            HostData::Bf16(bytes) => self.repack_bf16(device, first, weight.batch, bytes),
+            HostData::Bf16(bytes) => self.repack_bf16(upload, first, weight.batch, bytes),
             HostData::W4a16 { packed, scales, scale_type: ScaleType::Bf16, group } => {
-                self.repack::<bf16>(device, &REPACK_W4A16, first, weight.batch, packed, scales, *group)
+                self.repack::<bf16>(upload, &REPACK_W4A16, first, weight.batch, packed, scales, *group)
             }
             HostData::W4a16 { packed, scales, scale_type: ScaleType::F32, group } => {
-                self.repack::<f32>(device, &REPACK_W4A16_S32, first, weight.batch, packed, scales, *group)
+                self.repack::<f32>(upload, &REPACK_W4A16_S32, first, weight.batch, packed, scales, *group)
             }
         }
     }
@@ -111,20 +116,18 @@ impl Pool {
         (self.values.view_mut(first * words, matrices * words), chunks)
     }
 
-    fn repack_bf16(&self, device: &Device, first: usize, matrices: usize, rows: &[u8]) -> Result<()> {
-        let rows = Bytes(device.upload(rows)?);
+    fn repack_bf16(&self, upload: &Upload, first: usize, matrices: usize, rows: &[u8]) -> Result<()> {
+        let (stored, [start]) = upload.put([rows])?;
         let (out, chunks) = self.place(first, matrices);
         let (matrices, n, k) = (matrices as u32, self.n as u32, self.k as u32);
-        let args = RepackBf16Args { rows: rows.view(), out, matrices, n, k };
+        let args = RepackBf16Args { rows: view(&stored, start, rows.len()), out, matrices, n, k };
         let grid = [chunks.div_ceil(repack_bf16::CHUNKS as usize) as u32, 1, 1];
-        device.launch(&REPACK_BF16, Dims { grid, block: [repack_bf16::THREADS, 1, 1], shared: 0 }, args)?;
-        // The upload is freed on return.
-        device.synchronize()
+        upload.device().launch(&REPACK_BF16, Dims { grid, block: [repack_bf16::THREADS, 1, 1], shared: 0 }, args)
     }
 
     fn repack<S: Scale>(
         &self,
-        device: &Device,
+        upload: &Upload,
         entry: &Kernel<RepackArgs<S>>,
         first: usize,
         matrices: usize,
@@ -132,11 +135,11 @@ impl Pool {
         scales: &[u8],
         group: usize,
     ) -> Result<()> {
-        let (packed, scales) = (device.upload(packed)?, Bytes(device.upload(scales)?));
+        let (stored, [codes_at, scales_at]) = upload.put([packed, scales])?;
         let (out, chunks) = self.place(first, matrices);
         let args = RepackArgs {
-            packed: packed.view(),
-            scales: scales.view(),
+            packed: view(&stored, codes_at, packed.len()),
+            scales: view(&stored, scales_at, scales.len()),
             out,
             matrices: matrices as u32,
             n: self.n as u32,
@@ -144,8 +147,7 @@ impl Pool {
             group: group as u32,
         };
         let grid = [chunks.div_ceil(repack_w4a16::CHUNKS as usize) as u32, 1, 1];
-        device.launch(entry, Dims { grid, block: [repack_w4a16::THREADS, 1, 1], shared: 0 }, args)?;
-        device.synchronize()
+        upload.device().launch(entry, Dims { grid, block: [repack_w4a16::THREADS, 1, 1], shared: 0 }, args)
     }
 
     pub fn f32(&self) -> F32Weights {

@@ -1,7 +1,7 @@
 //! A weight on the device.
 
 use super::pool::{Kind, Pool};
-use super::{Format, HostWeight};
+use super::{Format, HostWeight, Upload};
 use crate::device::{Device, Result};
 
 /// A matrix `[n, k]`, or a batch of them, on the device and ready for its kernel.
@@ -14,12 +14,17 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// Checks, uploads and, where the kernel wants another order, repacks on the device.
+    /// One weight alone.
     pub fn new(device: &Device, weight: &HostWeight) -> Result<Self> {
+        Self::load(&Upload::new(device)?, weight)
+    }
+
+    /// Checks, uploads and, where the kernel wants another order, repacks on the device.
+    pub fn load(upload: &Upload, weight: &HostWeight) -> Result<Self> {
         weight.check()?;
         let HostWeight { n, k, batch, .. } = *weight;
-        let pool = Pool::alloc(device, Kind::of(&weight.data), batch, n, k)?;
-        pool.put(device, 0, weight)?;
+        let pool = Pool::alloc(upload.device(), Kind::of(&weight.data), batch, n, k)?;
+        pool.put(upload, 0, weight)?;
         Ok(Self { name: weight.name.to_string(), format: weight.format(), n, k, pool })
     }
 

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::layer::{Attention, Experts, Ffn, Layer, Mlp};
 use super::{Embedding, Model, Rope, Scratch, pass_rows, rope};
 use crate::device::{Buffer, Device, DeviceError};
-use crate::linear::{ExpertWeights, HostData, HostWeight, ScaleType, Weight};
+use crate::linear::{ExpertWeights, HostData, HostWeight, ScaleType, Upload, Weight};
 use crate::weights::{Bundle, WeightsError};
 
 /// Why a model does not load.
@@ -25,10 +25,14 @@ type Result<T> = std::result::Result<T, ModelError>;
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const NORM: &str = "model.norm.weight";
 const HEAD: &str = "lm_head.weight";
+/// The three matrices of an expert.
+const PARTS: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+/// Experts whose scales are looked at together, by several threads, before they are uploaded.
+const EXPERTS_AT_ONCE: usize = 16;
 
 /// A product's weight by its checkpoint name.
-pub(crate) fn load_weight(device: &Device, bundle: &Bundle, name: &str) -> Result<Weight> {
-    Ok(Weight::new(device, &bundle.weight(name)?)?)
+pub(crate) fn load_weight(upload: &Upload, bundle: &Bundle, name: &str) -> Result<Weight> {
+    Ok(Weight::load(upload, &bundle.weight(name)?)?)
 }
 
 /// A norm's weight or a bias, as f32.
@@ -55,12 +59,13 @@ impl Model {
         let scaling = config.rope_scaling.as_ref();
         let table = rope::rope_table(config.qk_rope_head_dim, config.rope_theta, scaling, slots);
         let width = config.kv_lora_rank + config.qk_rope_head_dim;
-        let layers = (0..config.num_hidden_layers).map(|i| load_layer(device, bundle, i));
+        let upload = Upload::new(device)?;
+        let layers = (0..config.num_hidden_layers).map(|i| load_layer(device, &upload, bundle, i));
         Ok(Self {
             embedding: load_embedding(device, bundle)?,
             layers: layers.collect::<Result<_>>()?,
             norm: norm_weight(device, bundle, NORM)?,
-            lm_head: load_weight(device, bundle, HEAD)?,
+            lm_head: load_weight(&upload, bundle, HEAD)?,
             rope: Rope::new(device, &table)?,
             softmax_scale: rope::softmax_scale(head, scaling),
             lora_norm_eps: bundle.settings().lora_norm_eps,
@@ -84,9 +89,9 @@ fn load_embedding(device: &Device, bundle: &Bundle) -> Result<Embedding> {
     }
 }
 
-fn load_layer(device: &Device, bundle: &Bundle, index: usize) -> Result<Layer> {
+fn load_layer(device: &Device, upload: &Upload, bundle: &Bundle, index: usize) -> Result<Layer> {
     let config = bundle.config();
-    let weight = |part: &str| load_weight(device, bundle, &format!("model.layers.{index}.{part}.weight"));
+    let weight = |part: &str| load_weight(upload, bundle, &format!("model.layers.{index}.{part}.weight"));
     let vector = |part: &str| norm_weight(device, bundle, &format!("model.layers.{index}.{part}"));
     let mlp = |part: &str| -> Result<Mlp> {
         Ok(Mlp {
@@ -95,30 +100,23 @@ fn load_layer(device: &Device, bundle: &Bundle, index: usize) -> Result<Layer> {
             down_proj: weight(&format!("{part}.down_proj"))?,
         })
     };
-    let experts = |part: &str| -> Result<ExpertWeights> {
-        let names: Vec<String> = (0..config.n_routed_experts)
-            .map(|e| format!("model.layers.{index}.mlp.experts.{e}.{part}.weight"))
-            .collect();
-        // Several threads look at their scales, and so read them.
-        let weights = names.par_iter().map(|name| bundle.weight(name)).collect::<std::result::Result<Vec<_>, _>>()?;
-        Ok(ExpertWeights::new(device, &format!("model.layers.{index}.mlp.experts.{part}"), &weights)?)
-    };
     let ffn = if index < config.first_k_dense_replace {
         Ffn::Dense(Box::new(mlp("mlp")?))
     } else {
+        let [gate_proj, up_proj, down_proj] = load_experts(device, upload, bundle, index)?;
         Ffn::Experts(Box::new(Experts {
             gate: weight("mlp.gate")?,
             e_score_correction_bias: vector("mlp.gate.e_score_correction_bias")?,
-            gate_proj: experts("gate_proj")?,
-            up_proj: experts("up_proj")?,
-            down_proj: experts("down_proj")?,
+            gate_proj,
+            up_proj,
+            down_proj,
             shared_experts: match config.n_shared_experts {
                 0 => None,
                 _ => Some(mlp("mlp.shared_experts")?),
             },
         }))
     };
-    let (key_up, value_up, key_up_rounds) = load_kv_b(device, bundle, index)?;
+    let (key_up, value_up, key_up_rounds) = load_kv_b(upload, bundle, index)?;
     Ok(Layer {
         input_layernorm: vector("input_layernorm.weight")?,
         attention: Attention {
@@ -137,11 +135,34 @@ fn load_layer(device: &Device, bundle: &Bundle, index: usize) -> Result<Layer> {
     })
 }
 
+/// The routed experts of a layer, expert by expert as they lie in a file, which is read once from front to back.
+fn load_experts(device: &Device, upload: &Upload, bundle: &Bundle, index: usize) -> Result<[ExpertWeights; 3]> {
+    let name = |part: &str, e: usize| format!("model.layers.{index}.mlp.experts.{e}.{part}.weight");
+    let count = bundle.config().n_routed_experts;
+    let room = |part: &str| -> Result<ExpertWeights> {
+        let names: Vec<String> = (0..count).map(|e| name(part, e)).collect();
+        let experts = names.iter().map(|name| bundle.described(name)).collect::<std::result::Result<Vec<_>, _>>()?;
+        Ok(ExpertWeights::alloc(device, &format!("model.layers.{index}.mlp.experts.{part}"), &experts)?)
+    };
+    let all = [room(PARTS[0])?, room(PARTS[1])?, room(PARTS[2])?];
+    for first in (0..count).step_by(EXPERTS_AT_ONCE) {
+        let some = first..count.min(first + EXPERTS_AT_ONCE);
+        let places: Vec<(usize, usize)> = some.flat_map(|e| (0..PARTS.len()).map(move |part| (e, part))).collect();
+        let names: Vec<String> = places.iter().map(|&(e, part)| name(PARTS[part], e)).collect();
+        // Several threads look at their scales, and so read them.
+        let weights = names.par_iter().map(|name| bundle.weight(name)).collect::<std::result::Result<Vec<_>, _>>()?;
+        for (&(e, part), weight) in places.iter().zip(&weights) {
+            all[part].put(upload, e, weight)?;
+        }
+    }
+    Ok(all)
+}
+
 /// `kv_b_proj` as its two halves: W_UK(h)^T `[heads, latent, nope]` and W_UV(h) `[heads, value, latent]`.
 ///
 /// The key half is used transposed, along which a W4A16 group does not run: it becomes f32, value by value exactly
 /// q * s, and its input is rounded to bf16 all the same (the returned flag).
-fn load_kv_b(device: &Device, bundle: &Bundle, index: usize) -> Result<(Weight, Weight, bool)> {
+fn load_kv_b(upload: &Upload, bundle: &Bundle, index: usize) -> Result<(Weight, Weight, bool)> {
     let c = bundle.config();
     let (heads, nope, value, latent) = (c.num_attention_heads, c.qk_nope_head_dim, c.v_head_dim, c.kv_lora_rank);
     let name = format!("model.layers.{index}.self_attn.kv_b_proj.weight");
@@ -179,8 +200,8 @@ fn load_kv_b(device: &Device, bundle: &Bundle, index: usize) -> Result<(Weight, 
     };
     let rounds = matches!(stored.data, HostData::W4a16 { .. });
     let half = |n, k, data| HostWeight { name: &name, n, k, batch: heads, data };
-    let key_up = Weight::new(device, &half(latent, nope, key))?;
-    let value_up = Weight::new(device, &half(value, latent, value_data))?;
+    let key_up = Weight::load(upload, &half(latent, nope, key))?;
+    let value_up = Weight::load(upload, &half(value, latent, value_data))?;
     Ok((key_up, value_up, rounds))
 }
 

@@ -126,6 +126,20 @@ impl Model {
         first_logit: usize,
         logits: GlobalMut<f32>,
     ) -> Result<()> {
+        self.forward_watched(device, state, rows, taps, first_logit, logits, &mut |_| Ok(()))
+    }
+
+    /// [`Self::forward`], which calls `after` with the index of each layer when its launches are queued.
+    pub(crate) fn forward_watched(
+        &self,
+        device: &Device,
+        state: GlobalMut<u32>,
+        rows: Rows,
+        taps: Option<&Taps>,
+        first_logit: usize,
+        logits: GlobalMut<f32>,
+        after: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
         let (s, c) = (&self.scratch, &self.config);
         let hidden = c.hidden_size;
         kernels::embed(
@@ -156,6 +170,7 @@ impl Model {
                     kernels::tap(device, tap)?;
                 }
             }
+            after(index)?;
         }
         let wanted = rows.rows - first_logit;
         if wanted == 0 {

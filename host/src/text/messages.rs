@@ -15,8 +15,26 @@ pub struct Messages(pub(super) Vec<Value>);
 impl Messages {
     /// One question, after a system prompt if there is one.
     pub fn ask(system: Option<&str>, prompt: &str) -> Self {
-        let message = |role: &str, content: &str| Value::from_pairs([("role", role), ("content", content)]);
-        Self(system.map(|text| message("system", text)).into_iter().chain([message("user", prompt)]).collect())
+        let mut messages = Self::start(system);
+        messages.user(prompt);
+        messages
+    }
+
+    /// The beginning of a conversation: nothing, or a system prompt.
+    pub fn start(system: Option<&str>) -> Self {
+        Self(system.map(|text| message("system", text)).into_iter().collect())
+    }
+
+    /// Adds what a user says.
+    pub fn user(&mut self, text: &str) {
+        self.0.push(message("user", text));
+    }
+
+    /// Adds an answer. Templates call the reasoning before it one of two names.
+    pub fn assistant(&mut self, reasoning: Option<&str>, text: &str) {
+        let mut fields = vec![("role", "assistant"), ("content", text)];
+        fields.extend(reasoning.into_iter().flat_map(|r| ["reasoning", "reasoning_content"].map(|name| (name, r))));
+        self.0.push(Value::from_pairs(fields));
     }
 
     /// `[{"role": "user", "content": "…"}, …]`.
@@ -32,6 +50,10 @@ impl Messages {
         // Read again: these values keep the order of keys, which templates may write out.
         serde_json::from_str(text).map(Self).map_err(invalid)
     }
+}
+
+fn message(role: &str, content: &str) -> Value {
+    Value::from_pairs([("role", role), ("content", content)])
 }
 
 /// A value as a message shows it, cut where it is long.

@@ -1,5 +1,6 @@
 //! Text and tokens: the tokenizer, chat templates, and text from a stream of tokens.
 
+mod bpe;
 mod messages;
 mod split;
 mod stream;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::tests::{PATTERN, model};
 use super::{ChatTemplate, Messages, Rendered, Tokenizer};
-use crate::weights::{TemplateSource, TokenizerSpec};
+use crate::weights::{TemplateSource, TokenizerKind, TokenizerSpec};
 
 const KIMI: &str = include_str!("../../../tests/support/chat_template.jinja");
 const NAMES: [&str; 8] =
@@ -17,7 +17,8 @@ const FIRST: u32 = 270;
 fn tokenizer() -> Tokenizer {
     let special_tokens = NAMES.iter().zip(FIRST..).map(|(name, id)| (name.to_string(), id)).collect();
     let template_tokens = BTreeMap::from([("bos_token".to_string(), "[BOS]".to_string())]);
-    let spec = TokenizerSpec { kind: "tiktoken".into(), pattern: PATTERN.into(), special_tokens, template_tokens };
+    let spec =
+        TokenizerSpec { kind: TokenizerKind::Tiktoken, pattern: PATTERN.into(), special_tokens, template_tokens };
     Tokenizer::new(&spec, &model(), 280).unwrap()
 }
 

@@ -1,4 +1,4 @@
-//! Text to tokens and back: byte-level BPE over the checkpoint's own tiktoken.model.
+//! Text to tokens and back: byte-level BPE over the checkpoint's own tiktoken.model, or tokenizer.json.
 //!
 //! Text from a user is encoded without special tokens, whatever it spells. Every id below `vocab_size` has bytes: ids
 //! that neither the vocabulary nor the special tokens name are reserved and have a name of their own.
@@ -9,14 +9,21 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use tiktoken_rs::CoreBPE;
 
+use super::bpe::{self, Bpe};
 use super::split::pieces;
 use super::{Rendered, TextError};
-use crate::weights::{Bundle, Mismatch, TokenizerSpec, WeightsError};
+use crate::weights::{Bundle, Mismatch, TokenizerKind, TokenizerSpec, WeightsError};
 
-const KIND: &str = "tiktoken";
+/// Who merges.
+enum Merges {
+    /// Tokens by rank.
+    Ranks(CoreBPE),
+    /// Pairs by their place in a list.
+    Pairs(Box<Bpe>),
+}
 
 pub struct Tokenizer {
-    bpe: CoreBPE,
+    merges: Merges,
     /// The bytes of each id.
     tokens: Vec<Vec<u8>>,
     specials: BTreeMap<String, u32>,
@@ -33,18 +40,37 @@ impl Tokenizer {
         Self::new(spec, model, bundle.config().vocab_size).map(Some).map_err(|m| m.in_file(bundle.path()))
     }
 
-    /// `model` is the content of tiktoken.model: a line a token, its bytes in base64 and its id.
+    /// `model` is the content of tiktoken.model, a line a token, its bytes in base64 and its id, or of tokenizer.json.
     pub fn new(spec: &TokenizerSpec, model: &[u8], vocab_size: usize) -> Result<Self, Mismatch> {
         const KEY: &str = "tokenizer";
-        if spec.kind != KIND {
-            return Err(Mismatch::metadata(KEY, format_args!("kind {KIND}"), &spec.kind));
-        }
-        let mut tokens = vocabulary(model, vocab_size)?;
-        let single: HashSet<u8> = tokens.iter().flatten().filter(|t| t.len() == 1).map(|t| t[0]).collect();
-        if let Some(byte) = (0..=u8::MAX).find(|byte| !single.contains(byte)) {
-            return Err(Mismatch::tensor(VOCABULARY, format_args!("a token for byte {byte:#04x}"), "none"));
-        }
-        let ranks = tokens.iter().enumerate().filter_map(|(id, t)| Some((t.clone()?, id as u32))).collect();
+        let (merges, mut tokens) = match spec.kind {
+            TokenizerKind::Tiktoken => {
+                let tokens = vocabulary(model, vocab_size)?;
+                let single: HashSet<u8> = tokens.iter().flatten().filter(|t| t.len() == 1).map(|t| t[0]).collect();
+                if let Some(byte) = (0..=u8::MAX).find(|byte| !single.contains(byte)) {
+                    return Err(Mismatch::tensor(VOCABULARY, format_args!("a token for byte {byte:#04x}"), "none"));
+                }
+                let ranks = tokens.iter().enumerate().filter_map(|(id, t)| Some((t.clone()?, id as u32))).collect();
+                // Special tokens are looked for here, not there.
+                let bpe = CoreBPE::new(ranks, Default::default(), &spec.pattern)
+                    .map_err(|e| Mismatch::metadata(KEY, "a pattern that compiles", e))?;
+                (Merges::Ranks(bpe), tokens)
+            }
+            TokenizerKind::Json => {
+                let parsed = bpe::parse(model)?;
+                let mut tokens = vec![None; vocab_size];
+                for (id, token) in parsed.tokens {
+                    let special = spec.special_tokens.values().any(|&own| own == id);
+                    let free = tokens.get_mut(id as usize).filter(|slot| slot.is_none());
+                    let slot = free.ok_or_else(|| {
+                        let expected = format!("ids below {vocab_size}, each once");
+                        Mismatch::new("tokenizer.json, model.vocab", expected, id)
+                    })?;
+                    *slot = Some(token).filter(|_| !special);
+                }
+                (Merges::Pairs(Box::new(parsed.bpe)), tokens)
+            }
+        };
         for (name, &id) in &spec.special_tokens {
             let free = tokens.get_mut(id as usize).filter(|t| t.is_none());
             let Some(token) = free.filter(|_| !name.is_empty()) else {
@@ -57,14 +83,11 @@ impl Tokenizer {
         let mut names: Vec<(String, u32)> = specials.clone().into_iter().collect();
         names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
         let firsts: BTreeSet<char> = names.iter().filter_map(|(name, _)| name.chars().next()).collect();
-        // Special tokens are looked for here, not there.
-        let bpe = CoreBPE::new(ranks, Default::default(), &spec.pattern)
-            .map_err(|e| Mismatch::metadata(KEY, "a pattern that compiles", e))?;
         let reserved = |(id, token): (usize, Option<Vec<u8>>)| {
             token.unwrap_or_else(|| format!("<|reserved_token_{id}|>").into_bytes())
         };
         Ok(Self {
-            bpe,
+            merges,
             tokens: tokens.into_iter().enumerate().map(reserved).collect(),
             specials,
             names,
@@ -75,8 +98,11 @@ impl Tokenizer {
 
     /// The tokens of `text`; a special token's name in it is ordinary text.
     pub fn encode(&self, text: &str) -> Result<Vec<i32>, TextError> {
-        let ids = pieces(text).into_iter().flat_map(|piece| self.bpe.encode_ordinary(piece));
-        self.covering(text, ids.map(|id| id as i32).collect())
+        let ids: Vec<u32> = match &self.merges {
+            Merges::Ranks(bpe) => pieces(text).into_iter().flat_map(|piece| bpe.encode_ordinary(piece)).collect(),
+            Merges::Pairs(bpe) => bpe.encode(text)?,
+        };
+        self.covering(text, ids.into_iter().map(|id| id as i32).collect())
     }
 
     /// `ids`, if they spell `text`: a pattern that matches only parts of it would drop the rest.

@@ -1,17 +1,17 @@
-//! A model on disk, opened, checked, and read by weight name: a bundle (`.kdtr`) or a checkpoint folder.
+//! A model on disk, opened, checked, and read by weight name: a bundle (`.kdtr`, a file or a folder) or a checkpoint
+//! folder.
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 use serde::Serialize;
 
 use super::census::{self, Table};
 use super::checkpoint::{self, Folder};
-use super::container::Container;
 use super::manifest::{self, Declared};
+use super::read_ahead::{self, Span};
 use super::store::Store;
 use super::tensor::{bf16_values, f32_values};
 use super::{
@@ -22,11 +22,6 @@ use crate::linear::{Format, HostData, HostWeight};
 
 /// The content of files below this size is checked on opening; from it on, on request.
 pub const HASHED_BELOW: u64 = 1 << 30;
-
-/// Bytes that files are read ahead of what has been asked for, in what steps, and between two looks at how far that is.
-const READ_AHEAD: u64 = 4 << 30;
-const READ_STEP: usize = 32 << 20;
-const READ_PAUSE: Duration = Duration::from_millis(2);
 
 /// When content is read and checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +69,9 @@ impl Bundle {
     /// The same with the first `layers` layers of the model only; of a folder, tensors of the others may be absent.
     pub fn open_layers(path: &Path, verify: Verify, layers: Option<usize>) -> Result<Self, WeightsError> {
         let mut bundle = match path.is_dir() {
+            true if kdtr::is_folder(path) => kdtr::open_folder(path)?,
             true => checkpoint::open(path, layers)?,
-            false => kdtr::read(Container::open(path, "a .kdtr file or a folder")?).map_err(|m| m.in_file(path))?,
+            false => kdtr::open(path)?,
         };
         if verify == Verify::WhenSmall && bundle.file_bytes() < HASHED_BELOW {
             bundle.verify()?;
@@ -207,35 +203,32 @@ impl Bundle {
         names.map(|name| self.stored_bytes(name) as u64).sum()
     }
 
-    /// Runs `load`, which asks for weights in the order of `prefixes`, while the system is asked to read their files in
-    /// that order, not too far ahead. Of what has just been checked there is nothing to read.
+    /// Runs `load`, which asks for weights in the order of `prefixes`, while the files are read in that order, not too
+    /// far ahead. Of what has just been checked there is nothing to read.
     pub fn reading_ahead<T>(&self, prefixes: &[String], load: impl FnOnce() -> T) -> T {
-        if self.checked {
-            return load();
+        match self.checked {
+            true => load(),
+            false => read_ahead::during(&self.spans(prefixes), &self.handed, load),
         }
-        let ended = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| self.read_ahead(prefixes, &ended));
-            let _end = End(&ended);
-            load()
-        })
     }
 
-    fn read_ahead(&self, prefixes: &[String], ended: &AtomicBool) {
-        let (before, mut asked) = (self.handed_bytes(), 0u64);
-        for (file, span) in prefixes.iter().flat_map(|prefix| self.store.spans(prefix)) {
-            for start in span.clone().step_by(READ_STEP) {
-                let end = span.end.min(start + READ_STEP);
-                while asked > self.handed_bytes() - before + READ_AHEAD && !ended.load(Ordering::Acquire) {
-                    std::thread::sleep(READ_PAUSE);
-                }
-                if ended.load(Ordering::Acquire) {
-                    return;
-                }
-                file.read_ahead(start..end);
-                asked += (end - start) as u64;
-            }
+    /// Where the weights with these prefixes lie, in the order of loading: of a layer the experts last, by their
+    /// number.
+    fn spans(&self, prefixes: &[String]) -> Vec<Span<'_>> {
+        let mut spans = Vec::new();
+        for prefix in prefixes {
+            let from = self.manifest.range(prefix.clone()..);
+            let mut lines: Vec<_> = from.take_while(|(name, _)| name.starts_with(prefix)).collect();
+            lines.sort_by_key(|(name, _)| layout::expert_of(name));
+            let names = lines.into_iter().flat_map(|(name, line)| manifest::stored_names(name, line));
+            spans.extend(names.filter_map(|name| self.store.span(&name)));
         }
+        spans
+    }
+
+    /// Weight `name` for its shape and format; its content is looked at by [`Self::weight`].
+    pub fn described(&self, name: &str) -> Result<HostWeight<'_>, WeightsError> {
+        self.stored_weight(name)
     }
 
     /// Weight `name`, not looked at.
@@ -274,15 +267,6 @@ impl Bundle {
             share.bytes += manifest::stored(&self.store, name, line).map_or(0, |stored| stored.bytes());
         }
         shares
-    }
-}
-
-/// Says so when loading has ended, however it did.
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
     }
 }
 

@@ -19,6 +19,7 @@ const LENGTH_BYTES: usize = 8;
 
 pub(super) struct Container {
     path: PathBuf,
+    file: File,
     map: Mmap,
     /// Where the data of tensors starts in the file.
     data: usize,
@@ -46,7 +47,7 @@ impl Container {
         // process cuts short while it is open is outside what a mapped file can promise, as the manual says.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let (data, tensors, metadata) = parse(&map).map_err(|m| m.in_file(path))?;
-        Ok(Self { path: path.to_path_buf(), map, data, tensors, metadata })
+        Ok(Self { path: path.to_path_buf(), file, map, data, tensors, metadata })
     }
 
     pub fn path(&self) -> &Path {
@@ -54,15 +55,14 @@ impl Container {
     }
 
     /// Where a tensor's bytes are in the file.
-    pub fn span(&self, name: &str) -> Option<std::ops::Range<usize>> {
+    pub fn span(&self, name: &str) -> Option<std::ops::Range<u64>> {
         let (from, to) = self.tensors.get(name)?.data_offsets;
-        Some(self.data + from..self.data + to)
+        Some((self.data + from) as u64..(self.data + to) as u64)
     }
 
-    /// Asks the system to read a part of the file ahead. Where it does not, reading later takes longer.
-    pub fn read_ahead(&self, span: std::ops::Range<usize>) {
-        #[cfg(unix)]
-        let _ = self.map.advise_range(memmap2::Advice::WillNeed, span.start, span.len());
+    /// For reading a part of it without the mapping.
+    pub fn file(&self) -> &File {
+        &self.file
     }
 
     /// The whole file.

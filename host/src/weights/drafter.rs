@@ -1,6 +1,7 @@
 //! The block drafter's configuration (DFlash), in the published field names.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::config::{must, positive, rope_names};
 use super::json::{self, read_fields};
@@ -11,7 +12,10 @@ const ARCHITECTURE: &str = "DFlashDraftModel";
 /// Drafted positions that the tree kernel can hold.
 pub const MAX_DEPTH: usize = 31;
 const SLIDING: &str = "sliding_attention";
-const LAYER_TYPES: [&str; 2] = ["full_attention", SLIDING];
+const FULL: &str = "full_attention";
+const LAYER_TYPES: [&str; 2] = [FULL, SLIDING];
+/// More layers than any drafter has, and few enough to list.
+const MAX_LAYERS: usize = 1 << 16;
 /// Head widths of the block attention kernel.
 const HEAD_DIMS: [usize; 2] = [64, 128];
 
@@ -53,10 +57,29 @@ pub struct DFlash {
     pub use_swa: Option<bool>,
 }
 
+/// Completes what Qwen3's configuration leaves to its readers: without `layer_types`, layers from `max_window_layers`
+/// on slide where `use_sliding_window` says so. A switch that says no beside layers that slide is a contradiction.
+fn layer_types(value: &mut Value) -> Result<(), Mismatch> {
+    let slides: Option<bool> = json::field(KEY, value, "use_sliding_window")?;
+    let types: Option<Vec<String>> = json::field(KEY, value, "layer_types")?;
+    if let Some(types) = types {
+        let contradiction = slides == Some(false) && types.iter().any(|t| t == SLIDING);
+        return must(KEY, "use_sliding_window", !contradiction, "true, as layers of `layer_types` slide", false);
+    }
+    let layers: usize = json::field(KEY, value, "num_hidden_layers")?;
+    let first: Option<usize> = json::field(KEY, value, "max_window_layers")?;
+    let first = first.filter(|_| slides == Some(true)).unwrap_or(layers);
+    must(KEY, "num_hidden_layers", layers <= MAX_LAYERS, format_args!("at most {MAX_LAYERS}"), layers)?;
+    let types: Vec<&str> = (0..layers).map(|i| if i < first { FULL } else { SLIDING }).collect();
+    value["layer_types"] = types.into();
+    Ok(())
+}
+
 impl DrafterConfig {
     /// Parses the metadata entry `drafter_config` and checks it against the target's configuration.
     pub fn parse(text: &str, target: &ModelConfig) -> Result<Self, Mismatch> {
-        let value = rope_names(json::parse(KEY, text)?);
+        let mut value = rope_names(json::parse(KEY, text)?);
+        layer_types(&mut value)?;
         let config = read_fields!(
             KEY,
             &value,
@@ -167,5 +190,54 @@ impl DrafterConfig {
     /// Drafted positions of a round.
     pub fn depth(&self) -> usize {
         self.block_size.saturating_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::weights::Bundle;
+
+    /// The types of both layers of the drafter that ships, with some fields changed.
+    fn types(change: impl FnOnce(&mut Value)) -> Result<Vec<String>, String> {
+        let bundle = Bundle::open(Path::new("bundles/k26-small-int4.kdtr")).unwrap();
+        let mut config = serde_json::to_value(bundle.drafter().unwrap()).unwrap();
+        change(&mut config);
+        let parsed = DrafterConfig::parse(&config.to_string(), bundle.config());
+        parsed.map(|config| config.layer_types).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn which_layers_slide() {
+        let derived = |slides: Value, first: Value, window: Value| {
+            types(|c| {
+                c["layer_types"] = json!(null);
+                c["use_sliding_window"] = slides;
+                c["max_window_layers"] = first;
+                c["sliding_window"] = window;
+            })
+        };
+        let full = Ok(vec![FULL.to_string(), FULL.into()]);
+        assert_eq!(derived(json!(false), json!(0), json!(9)), full);
+        assert_eq!(derived(json!(null), json!(0), json!(9)), full);
+        assert_eq!(derived(json!(true), json!(28), json!(9)), full);
+        assert_eq!(derived(json!(true), json!(1), json!(9)), Ok(vec![FULL.into(), SLIDING.into()]));
+        assert!(derived(json!(true), json!(1), json!(null)).unwrap_err().contains("field `sliding_window`"));
+        assert!(derived(json!(1), json!(1), json!(9)).unwrap_err().contains("field `use_sliding_window`"));
+        let stated = |slides: bool| {
+            types(|c| {
+                c["layer_types"] = json!([SLIDING, FULL]);
+                c["use_sliding_window"] = json!(slides);
+                c["sliding_window"] = json!(9);
+            })
+        };
+        assert_eq!(stated(true), Ok(vec![SLIDING.into(), FULL.into()]));
+        assert!(stated(false).unwrap_err().contains("as layers of `layer_types` slide"));
+        // A window in both directions is another mask.
+        assert!(types(|c| c["dflash_config"]["use_swa"] = json!(true)).unwrap_err().contains("use_swa"));
     }
 }

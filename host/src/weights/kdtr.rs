@@ -1,32 +1,55 @@
-//! Reading a `.kdtr` file: metadata, manifest against what is stored, shapes against the configuration, goldens.
+//! Reading a `.kdtr` file, or a folder of shards with `kdtr.json`: metadata, manifest against what is stored, shapes
+//! against the configuration, goldens.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 
 use rayon::prelude::*;
 use safetensors::tensor::Dtype;
 
+use super::checkpoint;
 use super::container::Container;
 use super::error::rule;
 use super::layout::{self, Expected, Use};
 use super::manifest::{self, Declared};
 use super::store::Store;
 use super::{
-    Bundle, DrafterConfig, GoldenText, Mismatch, ModelConfig, Settings, TemplateSource, TokenizerSpec, goldens, json,
-    tensor,
+    Bundle, DrafterConfig, GoldenText, Mismatch, ModelConfig, Settings, TemplateSource, TokenizerKind, TokenizerSpec,
+    WeightsError, goldens, json, tensor,
 };
 use crate::linear::Format;
 
 pub(super) const FORMAT: &str = "kdtr";
 pub(super) const VERSION: &str = "1";
 pub(super) const TEMPLATE: &str = "chat_template";
-pub(super) const VOCABULARY: &str = "tokenizer.tiktoken";
+/// The file with the metadata of a folder of shards.
+pub(super) const FOLDER: &str = "kdtr.json";
 const HASH_CHARS: usize = 2 * blake3::OUT_LEN;
 
 type Metadata = HashMap<String, String>;
 
-/// The bundle in `file`, its content not yet compared with its hashes.
-pub(super) fn read(mut file: Container) -> Result<Bundle, Mismatch> {
+/// The bundle in file `path`, its content not yet compared with its hashes.
+pub(super) fn open(path: &Path) -> Result<Bundle, WeightsError> {
+    let mut file = Container::open(path, "a .kdtr file or a folder")?;
     let metadata = std::mem::take(&mut file.metadata);
+    read(metadata, Store::of(file)).map_err(|m| m.in_file(path))
+}
+
+/// Whether `folder` is one of shards that `convert` has written.
+pub(super) fn is_folder(folder: &Path) -> bool {
+    std::fs::symlink_metadata(folder.join(FOLDER)).is_ok()
+}
+
+/// The bundle in such a folder.
+pub(super) fn open_folder(folder: &Path) -> Result<Bundle, WeightsError> {
+    let path = folder.join(FOLDER);
+    let text = checkpoint::read_text(&path)?;
+    let metadata = json::parse(FOLDER, &text).map_err(|m| m.in_file(&path))?;
+    read(metadata, checkpoint::open_store(folder)?).map_err(|m| m.in_file(folder))
+}
+
+/// The bundle with this metadata and these tensors.
+fn read(metadata: Metadata, store: Store) -> Result<Bundle, Mismatch> {
     for (key, only) in [("format", FORMAT), ("version", VERSION)] {
         let found = metadata.get(key).map_or("nothing", String::as_str);
         rule(found == only, || Mismatch::metadata(key, format_args!("`{only}`"), format_args!("`{found}`")))?;
@@ -40,7 +63,6 @@ pub(super) fn read(mut file: Container) -> Result<Bundle, Mismatch> {
     let mut expected = layout::target(&config);
     expected.extend(drafter.iter().flat_map(layout::drafter));
     check_layout(&manifest, &expected)?;
-    let store = Store::of(file);
     manifest.par_iter().try_for_each(|(name, line)| manifest::check(&store, name, line))?;
     let goldens = goldens::read(&store, config.vocab_size)?;
     let tokenizer = tokenizer(&metadata, &store)?;
@@ -52,7 +74,7 @@ pub(super) fn read(mut file: Container) -> Result<Bundle, Mismatch> {
         Mismatch::metadata("golden_texts", format_args!("{} texts", goldens.len()), golden_texts.len())
     })?;
     let hashes = json::parse("blake3", required(&metadata, "blake3")?)?;
-    let vocabulary = tokenizer.as_ref().and_then(|_| store.get(VOCABULARY)).map(|raw| raw.bytes.to_vec());
+    let vocabulary = tokenizer.as_ref().and_then(|t| store.get(t.kind.tensor())).map(|raw| raw.bytes.to_vec());
     let chat_template = metadata.get(TEMPLATE).map(|text| {
         let place = format!("metadata `{TEMPLATE}`");
         TemplateSource { text: text.clone(), file: store.path().to_path_buf(), place }
@@ -84,7 +106,7 @@ fn check_names(bundle: &Bundle) -> Result<(), Mismatch> {
     let mut owned: HashSet<String> = HashSet::new();
     owned.extend(bundle.manifest.iter().flat_map(|(name, line)| manifest::stored_names(name, line)));
     owned.extend(bundle.goldens.iter().enumerate().flat_map(|(i, g)| goldens::names(i, g)));
-    owned.extend(bundle.tokenizer.as_ref().map(|_| VOCABULARY.to_string()));
+    owned.extend(bundle.tokenizer.as_ref().map(|t| t.kind.tensor().to_string()));
     for name in bundle.store.names() {
         rule(owned.contains(name), || Mismatch::tensor(name, "an entry in the manifest", "an undeclared tensor"))?;
         rule(bundle.hashes.contains_key(name), || Mismatch::tensor(name, "an entry in metadata `blake3`", "none"))?;
@@ -104,19 +126,18 @@ fn required<'a>(metadata: &'a Metadata, key: &str) -> Result<&'a str, Mismatch> 
 }
 
 fn tokenizer(metadata: &Metadata, store: &Store) -> Result<Option<TokenizerSpec>, Mismatch> {
-    match (metadata.get("tokenizer"), store.get(VOCABULARY)) {
-        (None, None) => Ok(None),
-        (Some(_), None) => {
-            Err(Mismatch::tensor(VOCABULARY, "the vocabulary of metadata `tokenizer`", "nothing stored"))
-        }
-        (None, Some(_)) => {
-            Err(Mismatch::metadata("tokenizer", format_args!("an entry for tensor `{VOCABULARY}`"), "nothing"))
-        }
-        (Some(text), Some(raw)) => {
-            tensor::typed(VOCABULARY, raw, &[Dtype::U8], &[raw.bytes.len()])?;
-            json::parse("tokenizer", text).map(Some)
-        }
-    }
+    let Some(text) = metadata.get("tokenizer") else {
+        let stored = TokenizerKind::ALL.map(TokenizerKind::tensor).into_iter().find(|name| store.get(name).is_some());
+        return stored.map_or(Ok(None), |name| {
+            Err(Mismatch::metadata("tokenizer", format_args!("an entry for tensor `{name}`"), "nothing"))
+        });
+    };
+    let spec: TokenizerSpec = json::parse("tokenizer", text)?;
+    let name = spec.kind.tensor();
+    let missing = || Mismatch::tensor(name, "the vocabulary of metadata `tokenizer`", "nothing stored");
+    let raw = store.get(name).ok_or_else(missing)?;
+    tensor::typed(name, raw, &[Dtype::U8], &[raw.bytes.len()])?;
+    Ok(Some(spec))
 }
 
 /// The manifest names exactly the weights of the configuration, in shapes and formats that fit.

@@ -10,6 +10,11 @@ pub(super) fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
+/// The number of the routed expert that a weight of the target belongs to.
+pub(super) fn expert_of(name: &str) -> Option<usize> {
+    name.split_once(".mlp.experts.")?.1.split('.').next()?.parse().ok()
+}
+
 /// What a weight is used for; it bounds the formats it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {

@@ -27,11 +27,35 @@ pub struct Settings {
     pub expected_acceptance: Option<BTreeMap<String, f64>>,
 }
 
+/// What file a vocabulary is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub enum TokenizerKind {
+    /// `tiktoken.model`.
+    #[serde(rename = "tiktoken")]
+    Tiktoken,
+    /// `tokenizer.json`.
+    #[serde(rename = "tokenizer.json")]
+    Json,
+}
+
+impl TokenizerKind {
+    pub const ALL: [Self; 2] = [Self::Tiktoken, Self::Json];
+
+    /// The tensor of a bundle that holds the file.
+    pub fn tensor(self) -> &'static str {
+        match self {
+            Self::Tiktoken => "tokenizer.tiktoken",
+            Self::Json => "tokenizer.json",
+        }
+    }
+}
+
 /// How a text becomes tokens.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct TokenizerSpec {
-    pub kind: String,
-    /// The pattern that splits a text before merging.
+    pub kind: TokenizerKind,
+    /// The pattern that splits a text before merging; `tokenizer.json` has its own.
+    #[serde(default)]
     pub pattern: String,
     pub special_tokens: BTreeMap<String, u32>,
     /// What chat templates call some of them: `bos_token`, `eos_token` and the like.

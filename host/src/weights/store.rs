@@ -1,10 +1,10 @@
 //! The files under a model and the place of every tensor in them, by the name that the engine knows it by.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::container::{Container, Raw};
+use super::read_ahead::Span;
 use super::{Mismatch, WeightsError};
 
 /// Open files with their tensors.
@@ -67,17 +67,11 @@ impl Store {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Where the tensors lie whose names begin with `prefix`: one span a file, from the first to the last of them.
-    pub fn spans(&self, prefix: &str) -> Vec<(&Container, Range<usize>)> {
-        let mut spans: BTreeMap<usize, Range<usize>> = BTreeMap::new();
-        let from = self.tensors.range(prefix.to_string()..);
-        for (name, place) in from.take_while(|(name, _)| name.starts_with(prefix)) {
-            let stored = place.stored.as_ref().unwrap_or(name);
-            let Some(span) = self.files.get(place.file).and_then(|file| file.span(stored)) else { continue };
-            let all = spans.entry(place.file).or_insert_with(|| span.clone());
-            *all = all.start.min(span.start)..all.end.max(span.end);
-        }
-        spans.into_iter().map(|(file, span)| (&self.files[file], span)).collect()
+    /// Where a tensor lies.
+    pub fn span(&self, name: &str) -> Option<Span<'_>> {
+        let (name, place) = self.tensors.get_key_value(name)?;
+        let file = self.files.get(place.file)?;
+        Some(Span { file: file.file(), bytes: file.span(place.stored.as_ref().unwrap_or(name))? })
     }
 
     pub fn len(&self) -> usize {

@@ -1,15 +1,20 @@
 //! One file a command.
 
+mod answer;
 pub mod bench;
+pub mod chat;
 pub mod completions;
 pub mod convert;
 pub mod decode;
 pub mod doctor;
 pub mod inspect;
+mod load;
 mod progress;
 mod prompt;
+pub mod states;
 pub mod tokenize;
 pub mod verify;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -13,7 +13,7 @@ use super::card::{Card, sys_call};
 use crate::device::Result;
 
 /// Copies of fewer bytes are not worth a stage.
-pub(super) const STAGED_FROM: usize = 2 << 20;
+pub(super) const STAGED_FROM: usize = 64 << 10;
 /// Bytes of a piece.
 const PIECE: usize = 16 << 20;
 /// Pieces in flight.

@@ -13,14 +13,18 @@
 //! Keys and values of committed tokens stay in the drafter's cache, slots `0..S`; the block's rows lie behind them and
 //! the next round overwrites them, which is how the cache is cut back.
 
+mod stages;
+
 use cuda_std::{Global, bf16};
 
 use super::super::round::Round;
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{Product, Weight, linear};
+use crate::linear::{Product, Upload, Weight, linear};
 use crate::model::{ActsBuffer, CHUNK, Model, ModelError, Rope, Taps, norm_weight, rope};
 use crate::weights::{Bundle, DrafterConfig};
+
+pub use stages::DraftStages;
 
 /// Candidates of a depth at most: what the top-K kernel returns. A tree of B nodes can want B of them.
 pub const MAX_CANDIDATES: usize = gpu::kernels::top_k::MAX_K;
@@ -85,7 +89,8 @@ impl DFlash {
         candidates: usize,
     ) -> std::result::Result<Self, ModelError> {
         let slots = target.slots + config.block_size;
-        let weight = |name: &str| crate::model::load_weight(device, bundle, &format!("drafter.{name}"));
+        let upload = Upload::new(device)?;
+        let weight = |name: &str| crate::model::load_weight(&upload, bundle, &format!("drafter.{name}"));
         let vector = |name: &str| norm_weight(device, bundle, &format!("drafter.{name}"));
         let kv_width = config.num_key_value_heads * config.head_dim;
         let layer = |i: usize| -> std::result::Result<Layer, ModelError> {

@@ -3,6 +3,7 @@
 mod dflash;
 mod recorded;
 
+pub use dflash::DraftStages;
 pub(super) use dflash::{DFlash, MAX_CANDIDATES};
 pub(super) use recorded::Recorded;
 

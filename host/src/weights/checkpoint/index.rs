@@ -13,7 +13,7 @@ use super::super::layout::layer_of;
 use super::super::{Mismatch, WeightsError, json};
 
 pub(super) const CONFIG: &str = "config.json";
-const INDEX: &str = "model.safetensors.index.json";
+pub(in crate::weights) const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 /// In front of the text model's names in a multi-modal checkpoint.
 pub(super) const PREFIX: &str = "language_model.";
@@ -110,7 +110,7 @@ pub(super) fn name(path: &Path, folder: &Path) -> String {
 }
 
 /// The content of a JSON or text file of the folder.
-pub(super) fn read_text(path: &Path) -> Result<String> {
+pub(in crate::weights) fn read_text(path: &Path) -> Result<String> {
     let io = |source| WeightsError::Io { file: path.to_path_buf(), source };
     let about = std::fs::metadata(path).map_err(io)?;
     let fits = about.is_file() && about.len() <= MAX_JSON;

@@ -26,6 +26,7 @@ use super::{Bundle, DrafterConfig, HASHED_BELOW, Mismatch, ModelConfig, Settings
 use crate::linear::Format;
 pub(super) use digest::verify_files;
 use index::{CONFIG, Index, Kind, Names};
+pub(super) use index::{INDEX, read_text};
 use quantization::Quantization;
 
 type Result<T> = std::result::Result<T, WeightsError>;
@@ -70,7 +71,6 @@ pub(super) fn open(path: &Path, layers: Option<usize>) -> Result<Bundle> {
     unreferenced(&store, &manifest).map_err(|m| store.blame(m))?;
     facts.path = folder.clone();
     let text = text::read(&folder, &whole, config.vocab_size)?;
-    facts.notes.extend(text.note);
     let settings = Settings {
         name: index::name(path, &folder),
         lora_norm_eps: lora_norm_eps(&whole, &config).map_err(in_config)?,
@@ -108,6 +108,21 @@ fn lora_norm_eps(whole: &Value, config: &ModelConfig) -> std::result::Result<f32
         Mismatch::new("metadata `config`, field `lora_norm_eps`", "a positive number", eps)
     })?;
     Ok(eps)
+}
+
+/// All tensors of a folder's shards, by their own names.
+pub(super) fn open_store(folder: &Path) -> Result<Store> {
+    let index = Index::read(folder)?;
+    let names = Names::Target { left_out: 0..0 };
+    let mut store = Store::new(folder);
+    for (name, tensors) in &index.shards {
+        let shard = index.open(folder, name, tensors, &names)?;
+        let own: Vec<String> = shard.iter().flat_map(Container::names).map(str::to_string).collect();
+        let Some(shard) = shard else { continue };
+        let at = store.add_file(shard);
+        own.into_iter().for_each(|name| store.add(name, at, None));
+    }
+    Ok(store)
 }
 
 /// The shards that hold something for text, in the index's order, and what all shards hold.

@@ -1,4 +1,5 @@
-//! The text side of a checkpoint folder: tiktoken.model, tokenizer_config.json, generation_config.json, chat template.
+//! The text side of a checkpoint folder: tiktoken.model or tokenizer.json, tokenizer_config.json,
+//! generation_config.json, chat template.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,7 +8,7 @@ use serde_json::Value;
 
 use super::super::config::text_config;
 use super::super::error::rule;
-use super::super::{Mismatch, TemplateSource, TokenizerSpec, WeightsError, json};
+use super::super::{Mismatch, TemplateSource, TokenizerKind, TokenizerSpec, WeightsError, json};
 use super::index::read_text;
 
 const VOCABULARY: &str = "tiktoken.model";
@@ -39,23 +40,29 @@ pub(super) struct Text {
     pub vocabulary: Option<Vec<u8>>,
     pub chat_template: Option<TemplateSource>,
     pub stop_token_ids: Vec<i32>,
-    /// What is there and not used.
-    pub note: Option<String>,
 }
 
 /// Reads what is there; a folder without a vocabulary decodes token ids only.
 pub(super) fn read(folder: &Path, config: &Value, vocab_size: usize) -> Result<Text> {
     let settings = document(folder, TOKENIZER_CONFIG)?;
     let mut text = Text::default();
-    if folder.join(VOCABULARY).exists() {
-        let special_tokens = special_tokens(&settings).map_err(|m| m.in_file(&folder.join(TOKENIZER_CONFIG)))?;
-        let pattern = pattern(&document(folder, TOKENIZER)?).unwrap_or_else(|| PATTERN.into());
-        text.vocabulary = Some(read_text(&folder.join(VOCABULARY))?.into_bytes());
+    let (model, whole) = (folder.join(VOCABULARY), folder.join(TOKENIZER));
+    let kind = match (model.exists(), whole.exists()) {
+        (true, _) => Some((TokenizerKind::Tiktoken, &model)),
+        (false, true) => Some((TokenizerKind::Json, &whole)),
+        (false, false) => None,
+    };
+    if let Some((kind, file)) = kind {
+        let mut special_tokens = special_tokens(&settings).map_err(|m| m.in_file(&folder.join(TOKENIZER_CONFIG)))?;
+        let described = document(folder, TOKENIZER)?;
+        let mut pattern = String::new();
+        match kind {
+            TokenizerKind::Tiktoken => pattern = split_pattern(&described).unwrap_or_else(|| PATTERN.into()),
+            TokenizerKind::Json => special_tokens.extend(added_tokens(&described).map_err(|m| m.in_file(&whole))?),
+        }
+        text.vocabulary = Some(read_text(file)?.into_bytes());
         let template_tokens = template_tokens(&settings);
-        text.tokenizer = Some(TokenizerSpec { kind: "tiktoken".into(), pattern, special_tokens, template_tokens });
-    }
-    if text.tokenizer.is_none() && folder.join(TOKENIZER).exists() {
-        text.note = Some(format!("{TOKENIZER} is not used: text needs a {VOCABULARY}, so there are token ids only"));
+        text.tokenizer = Some(TokenizerSpec { kind, pattern, special_tokens, template_tokens });
     }
     text.chat_template = chat_template(folder, &settings)?;
     let mut stops = BTreeSet::new();
@@ -112,6 +119,18 @@ fn special_tokens(settings: &Value) -> std::result::Result<BTreeMap<String, u32>
     Ok(tokens)
 }
 
+/// `added_tokens` of a tokenizer.json: texts with an id of their own.
+fn added_tokens(tokenizer: &Value) -> std::result::Result<BTreeMap<String, u32>, Mismatch> {
+    let token = |token: &Value| {
+        let id = token.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+        let parsed = token.get("content").and_then(Value::as_str).zip(id);
+        let (content, id) = parsed
+            .ok_or_else(|| Mismatch::new("field `added_tokens`", "tokens with their `id` and `content`", token))?;
+        Ok((content.to_string(), id))
+    };
+    tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten().map(token).collect()
+}
+
 /// What templates call special tokens: a text each, or an object with one.
 fn template_tokens(settings: &Value) -> BTreeMap<String, String> {
     let token = |name: &&str| {
@@ -148,7 +167,7 @@ fn chat_template(folder: &Path, settings: &Value) -> Result<Option<TemplateSourc
 }
 
 /// The splitting pattern of a tokenizer.json.
-fn pattern(tokenizer: &Value) -> Option<String> {
+fn split_pattern(tokenizer: &Value) -> Option<String> {
     let pre = tokenizer.get("pre_tokenizer")?;
     let parts = match pre.get("pretokenizers").and_then(Value::as_array) {
         Some(parts) => parts.clone(),

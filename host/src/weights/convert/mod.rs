@@ -1,9 +1,12 @@
-//! Writing a `.kdtr` file from a checkpoint folder or another bundle, experts quantized where asked.
+//! Writing a `.kdtr` file, or a folder of shards, from a checkpoint folder or another bundle, experts quantized where
+//! asked.
 //!
-//! `pieces` are the tensors of the file in order; all sizes are known before the first byte is written, and so is the
-//! header but for its hashes. `file.rs` writes them so that a run that was killed can be taken up again.
+//! `pieces` are the tensors in order; all sizes are known before the first byte is written, and so is a file's header
+//! but for its hashes. `file.rs` writes a file so that a run that was killed can be taken up again, `folder.rs` a
+//! folder of such files.
 
 mod file;
+mod folder;
 mod quantize;
 
 use std::borrow::Cow;
@@ -16,6 +19,7 @@ use serde_json::{Map, Value, json};
 use super::manifest::{self, Declared, Packing};
 use super::{Bundle, Mismatch, WeightsError, config, kdtr, tensor};
 use crate::linear::{Format, HostData, ScaleType};
+pub use quantize::Scales;
 use quantize::{GROUP, Values, quantize};
 
 /// Bytes of a hash in the header.
@@ -47,6 +51,13 @@ struct Piece {
     from: From,
 }
 
+impl Piece {
+    /// Whether both are halves of one quantized weight.
+    fn belongs_to(&self, other: &Self) -> bool {
+        matches!((&self.from, &other.from), (From::Scales(own), From::Codes(name)) if own == name)
+    }
+}
+
 /// Where its bytes come from.
 enum From {
     /// A stored tensor.
@@ -59,6 +70,7 @@ enum From {
 /// A file to be.
 pub struct Conversion<'a> {
     bundle: &'a Bundle,
+    scales: Scales,
     manifest: BTreeMap<String, Declared>,
     pieces: Vec<Piece>,
 }
@@ -69,20 +81,22 @@ pub struct Written {
     pub bytes: u64,
     pub tensors: usize,
     pub weights: usize,
+    /// Files with tensors.
+    pub shards: usize,
     /// Bytes that an earlier run had written.
     pub resumed_bytes: u64,
 }
 
 impl<'a> Conversion<'a> {
-    /// `quantize`: routed experts that are stored plain become W4A16.
-    pub fn new(bundle: &'a Bundle, quantize: bool) -> Result<Self, ConvertError> {
+    /// `quantize`: routed experts that are stored plain become W4A16 with such scales.
+    pub fn new(bundle: &'a Bundle, quantize: Option<Scales>) -> Result<Self, ConvertError> {
         let mut manifest = BTreeMap::new();
         let mut pieces = Vec::new();
         let mut quantized = 0;
         for (name, line) in &bundle.manifest {
             let mut line = Declared { packing: Packing::Bundle, ..line.clone() };
             let plain = !matches!(line.format, Format::W4a16 { .. });
-            if quantize && plain && name.contains(".mlp.experts.") {
+            if quantize.is_some() && plain && name.contains(".mlp.experts.") {
                 quantized += 1;
                 if !line.shape.get(1).is_some_and(|k| k.is_multiple_of(GROUP)) {
                     let expected = format!("rows in whole groups of {GROUP}");
@@ -99,14 +113,14 @@ impl<'a> Conversion<'a> {
             }
             manifest.insert(name.clone(), line);
         }
-        if quantize && quantized == 0 {
+        if quantize.is_some() && quantized == 0 {
             let file = bundle.path().display();
             return Err(ConvertError::Nothing(format!("{file}: no routed expert is stored as f32 or bf16")));
         }
-        if let (Some(_), Some(vocabulary)) = (&bundle.tokenizer, &bundle.vocabulary) {
-            pieces.push(piece(kdtr::VOCABULARY.into(), Dtype::U8, vec![vocabulary.len()], From::Vocabulary));
+        if let (Some(spec), Some(vocabulary)) = (&bundle.tokenizer, &bundle.vocabulary) {
+            pieces.push(piece(spec.kind.tensor().into(), Dtype::U8, vec![vocabulary.len()], From::Vocabulary));
         }
-        Ok(Self { bundle, manifest, pieces })
+        Ok(Self { bundle, scales: quantize.unwrap_or(Scales::Extreme), manifest, pieces })
     }
 
     /// Bytes of the file's tensors.
@@ -118,30 +132,21 @@ impl<'a> Conversion<'a> {
         self.pieces.len()
     }
 
-    /// Writes the file and reads all of it back. Work is made safe on disk every `sync` bytes; `progress` is told what
-    /// is done, of [`Self::bytes`] in writing and again in reading.
-    pub fn write(&self, out: &Path, sync: u64, progress: &mut dyn FnMut(&str, u64)) -> Result<Written, ConvertError> {
-        let resumed_bytes = file::write(self, out, sync, progress)?;
+    /// Writes a file, or with `shard` a folder of files of about so many bytes, and reads all of it back. Work is made
+    /// safe on disk every `sync` bytes; `progress` is told what is done, of [`Self::bytes`].
+    pub fn write(
+        &self,
+        out: &Path,
+        shard: Option<u64>,
+        sync: u64,
+        progress: &mut dyn FnMut(&str, u64),
+    ) -> Result<Written, ConvertError> {
+        let (shards, resumed_bytes) = match shard {
+            Some(shard) => folder::write(self, out, shard, sync, progress)?,
+            None => (1, file::write_alone(self, out, sync, progress)?),
+        };
         let (tensors, weights) = (self.pieces.len(), self.manifest.len());
-        Ok(Written { bytes: self.bytes(), tensors, weights, resumed_bytes })
-    }
-
-    /// The header with these hashes; its length does not depend on them.
-    fn header(&self, hashes: &[String]) -> Vec<u8> {
-        let (mut header, mut at) = (Map::new(), 0);
-        let sums: Map<String, Value> =
-            self.pieces.iter().zip(hashes).map(|(piece, hash)| (piece.name.clone(), json!(hash))).collect();
-        let mut metadata = self.metadata();
-        metadata.insert("blake3".into(), json!(Value::Object(sums).to_string()));
-        header.insert("__metadata__".into(), Value::Object(metadata));
-        for Piece { name, dtype, shape, bytes, .. } in &self.pieces {
-            let end = at + bytes;
-            header.insert(name.clone(), json!({ "dtype": dtype, "shape": shape, "data_offsets": [at, end] }));
-            at = end;
-        }
-        let mut text = Value::Object(header).to_string().into_bytes();
-        text.resize(text.len().next_multiple_of(8), b' ');
-        text
+        Ok(Written { bytes: self.bytes(), tensors, weights, shards, resumed_bytes })
     }
 
     fn metadata(&self) -> Map<String, Value> {
@@ -171,26 +176,41 @@ impl<'a> Conversion<'a> {
         all
     }
 
-    /// The bytes of a piece.
-    fn content(&self, piece: &Piece) -> Result<Cow<'_, [u8]>, WeightsError> {
-        let stored = |name: &str| {
-            let raw = manifest::raw(&self.bundle.store, name).map_err(|m| self.bundle.store.blame(m))?;
-            Ok(Cow::Borrowed(raw.bytes))
-        };
-        match &piece.from {
-            From::Stored(name) => stored(name),
-            From::Codes(name) => Ok(self.quantized(name)?.0.into()),
-            From::Scales(name) => Ok(self.quantized(name)?.1.into()),
-            From::Vocabulary => Ok(self.bundle.vocabulary.as_deref().unwrap_or_default().into()),
+    /// The bytes of pieces that come from one weight.
+    fn content(&self, pieces: &[&Piece]) -> Result<Vec<Cow<'_, [u8]>>, WeightsError> {
+        let mut halves: Option<(Vec<u8>, Vec<u8>)> = None;
+        let mut all = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            all.push(match &piece.from {
+                From::Stored(name) => {
+                    let raw = manifest::raw(&self.bundle.store, name).map_err(|m| self.bundle.store.blame(m))?;
+                    Cow::Borrowed(raw.bytes)
+                }
+                From::Vocabulary => self.bundle.vocabulary.as_deref().unwrap_or_default().into(),
+                From::Codes(name) | From::Scales(name) => {
+                    let (codes, scales) = match halves.take() {
+                        Some(halves) => halves,
+                        None => self.quantized(name)?,
+                    };
+                    match &piece.from {
+                        From::Codes(_) => {
+                            halves = Some((Vec::new(), scales));
+                            codes.into()
+                        }
+                        _ => scales.into(),
+                    }
+                }
+            });
         }
+        Ok(all)
     }
 
     fn quantized(&self, name: &str) -> Result<(Vec<u8>, Vec<u8>), WeightsError> {
         let raw = manifest::raw(&self.bundle.store, name);
         raw.and_then(|raw| tensor::finite(name, raw)).map_err(|m| self.bundle.store.blame(m))?;
         Ok(match &self.bundle.stored_weight(name)?.data {
-            HostData::F32(bytes) => quantize(Values::F32(bytes)),
-            HostData::Bf16(bytes) => quantize(Values::Bf16(bytes)),
+            HostData::F32(bytes) => quantize(Values::F32(bytes), self.scales),
+            HostData::Bf16(bytes) => quantize(Values::Bf16(bytes), self.scales),
             HostData::W4a16 { .. } => (Vec::new(), Vec::new()),
         })
     }
