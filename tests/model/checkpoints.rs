@@ -62,9 +62,15 @@ fn folder(device: &Device) -> Outcome {
 fn converted(device: &Device) -> Outcome {
     let root = tempfile::tempdir()?;
     let bundle = Bundle::open(&Checkpoint::of(TINY, true).write(&root.path().join("folder")))?;
-    let out = root.path().join("converted.kdtr");
-    Conversion::new(&bundle, None)?.write(&out, None, 1 << 20, &mut |_, _| {})?;
-    tiny(device, &out)
+    let conversion = Conversion::new(&bundle, None)?;
+    // A file, and a folder of shards.
+    for (name, shard) in [("file.kdtr", None), ("folder.kdtr", Some(1 << 19))] {
+        let out = root.path().join(name);
+        let written = conversion.write(&out, shard, 1 << 20, &mut |_, _| {})?;
+        check((written.shards > 1) == shard.is_some(), || format!("{} shards", written.shards))?;
+        tiny(device, &out)?;
+    }
+    Ok(())
 }
 
 fn sliding(device: &Device) -> Outcome {

@@ -170,18 +170,18 @@ fn load_kv_b(upload: &Upload, bundle: &Bundle, index: usize) -> Result<(Weight, 
     // Rows of a head: the key half, then the value half.
     let values = |bytes: &[u8], row_bytes: usize| -> Vec<u8> {
         let head_bytes = (nope + value) * row_bytes;
-        bytes.chunks_exact(head_bytes).flat_map(|head| head[nope * row_bytes..].iter().copied()).collect()
+        bytes.par_chunks_exact(head_bytes).flat_map_iter(|head| head[nope * row_bytes..].iter().copied()).collect()
     };
     let transposed = |bytes: &[u8], size: usize| -> Vec<u8> {
-        let mut out = Vec::with_capacity(heads * latent * nope * size);
-        for head in bytes.chunks_exact((nope + value) * latent * size) {
-            for column in 0..latent {
-                for row in 0..nope {
-                    let at = (row * latent + column) * size;
-                    out.extend_from_slice(&head[at..at + size]);
-                }
+        let mut out = vec![0; heads * latent * nope * size];
+        let of_heads = out.par_chunks_exact_mut(latent * nope * size);
+        of_heads.zip(bytes.par_chunks_exact((nope + value) * latent * size)).for_each(|(out, head)| {
+            for (i, to) in out.chunks_exact_mut(size).enumerate() {
+                let (column, row) = (i / nope, i % nope);
+                let at = (row * latent + column) * size;
+                to.copy_from_slice(&head[at..at + size]);
             }
-        }
+        });
         out
     };
     let (key, value_data) = match &stored.data {
