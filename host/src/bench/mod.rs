@@ -11,13 +11,21 @@
 
 mod attention;
 mod memory;
+mod positions;
 mod products;
+mod routing;
+mod rows;
+mod stored;
 mod timing;
 mod tree;
 
 use crate::device::{Device, DeviceError, Result};
+use crate::selfcheck::Random;
 pub use memory::Memory;
+pub use stored::Numbers;
 pub use timing::{Measured, REPLAYS, measure, sets};
+
+const SEED: u64 = 26;
 
 /// One run of an operator over one set of memory.
 pub type Run = Box<dyn Fn(&Device) -> Result<()>>;
@@ -48,6 +56,8 @@ pub struct Options {
     pub rows: Vec<usize>,
     /// How tokens choose experts.
     pub routing: Routing,
+    /// How experts are stored.
+    pub numbers: Numbers,
 }
 
 /// How tokens choose experts.
@@ -70,16 +80,151 @@ pub type Family = (&'static str, for<'a> fn(&'a Device, &'a Options) -> Result<C
 pub const FAMILIES: &[Family] = &[
     ("experts", products::experts),
     ("w4a16", products::w4a16),
+    ("w4a16-f32", products::w4a16_f32),
     ("bf16", products::bf16),
+    ("f32", products::f32),
     ("mla", attention::mla),
     ("tree", tree::tree),
     ("topk", tree::top_k),
     ("pick", tree::pick),
     ("accept", tree::accept),
     ("commit", tree::commit),
+    ("norm", rows::norm),
+    ("swiglu", rows::swiglu),
+    ("combine", rows::combine),
+    ("embed", rows::embed),
+    ("moves", rows::moves),
+    ("rope", positions::rope),
+    ("block", positions::block),
+    ("route", routing::route),
+    ("sort", routing::sort),
 ];
+
+/// The rows that were asked for, or the `usual` ones; on the CPU device the first of those.
+fn rows(device: &Device, options: &Options, usual: &[usize]) -> Vec<usize> {
+    match (options.rows.is_empty(), device.is_cuda()) {
+        (false, _) => options.rows.clone(),
+        (true, true) => usual.to_vec(),
+        (true, false) => usual[..1].to_vec(),
+    }
+}
+
+/// The one number that a shape of most families is, or `usual`.
+fn size(options: &Options, usual: usize) -> Result<usize> {
+    let Some(text) = options.shapes.first() else { return Ok(usual) };
+    text.parse().ok().filter(|&n| n > 0).ok_or_else(|| refused(format!("shape `{text}`: expected N")))
+}
+
+/// One set of memory: what runs over it, and how far its result is from the reference.
+struct Prepared {
+    run: Run,
+    error: Box<dyn FnOnce() -> Result<f64>>,
+}
+
+fn prepared(run: impl Fn(&Device) -> Result<()> + 'static, error: impl FnOnce() -> Result<f64> + 'static) -> Prepared {
+    Prepared { run: Box::new(run), error: Box::new(error) }
+}
+
+/// A case of as many sets of memory as the rules want, each made by `prepare`; the first is compared.
+fn case(
+    device: &Device,
+    operator: &'static str,
+    shape: String,
+    rows: usize,
+    bytes: usize,
+    mut prepare: impl FnMut(&mut Random) -> Result<Prepared>,
+) -> Result<Case> {
+    let mut random = Random::new(SEED);
+    let first = prepare(&mut random)?;
+    (first.run)(device)?;
+    let error = Some((first.error)()?);
+    let mut runs = vec![first.run];
+    for _ in 1..sets(device, bytes) {
+        runs.push(prepare(&mut random)?.run);
+    }
+    Ok(Case { operator, shape, rows, bytes, flops: 0, runs, error })
+}
+
+/// Largest distance over the largest value; infinite where a value is NaN.
+fn distance(found: &[f32], want: &[f64]) -> f64 {
+    farthest(found.iter().map(|&v| f64::from(v)).zip(want.iter().copied()))
+}
+
+fn farthest(pairs: impl Iterator<Item = (f64, f64)>) -> f64 {
+    let (mut distance, mut largest) = (0.0f64, f64::MIN_POSITIVE);
+    for (found, want) in pairs {
+        // NaN would be lost in `max`.
+        distance = if found.is_nan() { f64::INFINITY } else { distance.max((found - want).abs()) };
+        largest = largest.max(want.abs());
+    }
+    distance / largest
+}
+
+/// Share of values that differ.
+fn different<T: PartialEq>(found: &[T], want: &[T]) -> f64 {
+    found.iter().zip(want).filter(|(f, w)| f != w).count() as f64 / want.len().max(1) as f64
+}
 
 /// A shape that does not read, or a family that cannot be asked so.
 pub(crate) fn refused(what: String) -> DeviceError {
     DeviceError::Unsupported(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::device::{LAUNCHED, Mode};
+
+    /// What reaches each kernel of each family: shapes, rows, formats; a family that is not named is asked for nothing.
+    const ASKED: &[(&str, &[&str], &[usize], &[Numbers])] = {
+        const USUAL: &[Numbers] = &[Numbers::W4a16];
+        const DENSE: (&[&str], &[usize]) = (&["48x64", "4240x64"], &[1, 9, 17, 33]);
+        &[
+            ("experts", &[], &[1], &[Numbers::W4a16, Numbers::W4a16F32, Numbers::Bf16, Numbers::F32]),
+            ("w4a16", DENSE.0, DENSE.1, USUAL),
+            ("w4a16-f32", DENSE.0, DENSE.1, USUAL),
+            ("bf16", DENSE.0, DENSE.1, USUAL),
+            (
+                "mla",
+                &["1x20:16/2", "1x20:32/1", "1x20:compact_16/1", "1x20:compact_32/1", "1x20:wide_64/9"],
+                &[1],
+                USUAL,
+            ),
+            ("tree", &[], &[1, 100], USUAL),
+            ("block", &["20", "20:64"], &[1], USUAL),
+        ]
+    };
+
+    /// A list is no proof: what the timed runs launch is compared with all kernels that `doctor` tries.
+    #[test]
+    fn every_kernel_is_timed() -> Result<()> {
+        let device = Device::cpu(Mode::Fast);
+        let all: BTreeSet<_> = crate::selfcheck::run(&device).iter().map(|report| report.kernel).collect();
+        LAUNCHED.take();
+        Memory::measure(&device)?;
+        let mut timed = LAUNCHED.take();
+        for (name, cases) in FAMILIES {
+            let asked = ASKED.iter().find(|(family, ..)| family == name);
+            let (shapes, rows, numbers) = asked.map_or((&[][..], &[][..], &[Numbers::W4a16][..]), |a| (a.1, a.2, a.3));
+            for &numbers in numbers {
+                let shapes = shapes.iter().map(ToString::to_string).collect();
+                let options = Options { shapes, rows: rows.to_vec(), routing: Routing::Even, numbers };
+                for case in cases(&device, &options)? {
+                    let case = case?;
+                    let what = format!("{} {} x {}", case.operator, case.shape, case.rows);
+                    assert!(case.error.is_none_or(|error| error < 0.02), "{what}: {:?}", case.error);
+                    LAUNCHED.take();
+                    case.runs[0](&device)?;
+                    let launched = LAUNCHED.take();
+                    assert!(!launched.is_empty(), "{what} launches nothing");
+                    timed.extend(launched);
+                }
+            }
+        }
+        let missing: Vec<_> = all.difference(&timed).collect();
+        assert!(missing.is_empty(), "no bench times {missing:?}");
+        Ok(())
+    }
 }

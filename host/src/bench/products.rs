@@ -4,16 +4,20 @@ use std::rc::Rc;
 
 use cuda_std::bf16;
 
-use super::{Case, Cases, Options, Routing, Run, refused, sets};
+use super::routing::{EXPERTS, FEW_EXPERTS, TOP_K, choose};
+use super::stored::{Numbers, Stored};
+use super::{Case, Cases, Options, Run, farthest, refused, sets};
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{ExpertWeights, GateUp, Grouped, HostData, HostWeight, Product, ScaleType, Weight};
+use crate::linear::{ExpertWeights, GateUp, Grouped, Product, Weight};
 use crate::linear::{gate_up, grouped_linear, linear};
 use crate::selfcheck::Random;
 
 /// Dense shapes of K2.6, rows x columns of the weight: o_proj, q_b_proj, q_a_proj, kv_a_proj_with_mqa, gate and up of
 /// the shared expert together, its down_proj, lm_head.
 const K26: [&str; 7] = ["7168x8192", "12288x1536", "1536x7168", "576x7168", "4096x7168", "7168x2048", "163840x7168"];
+/// f32 shapes of K2.6: the router.
+const K26_F32: [&str; 1] = ["384x7168"];
 /// A dense shape's weights as stored, and once for each set.
 type Sets = ([usize; 2], Rc<Stored>, Rc<Vec<Weight>>);
 
@@ -21,18 +25,10 @@ type Sets = ([usize; 2], Rc<Stored>, Rc<Vec<Weight>>);
 const TINY: [&str; 1] = ["48x256"];
 /// Experts of K2.6: hidden and intermediate size of a whole layer, and of one of eight equal parts of it.
 const K26_EXPERTS: [&str; 2] = ["7168x2048", "7168x256"];
-/// K2.6's number of experts, and of those a token takes.
-const EXPERTS: usize = 384;
-const TOP_K: usize = 8;
-/// Experts on the CPU device.
-const FEW_EXPERTS: usize = 16;
-
 const ROWS: [usize; 4] = [1, 8, 16, 64];
 const EXPERT_ROWS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 const FEW_ROWS: [usize; 2] = [1, 8];
 
-/// K2.6's group, and the bytes of a weight's share of its scale.
-const GROUP: usize = 32;
 /// Outputs that are compared with sums in f64.
 const COMPARED: usize = 64;
 const SEED: u64 = 26;
@@ -58,82 +54,50 @@ fn rows(device: &Device, asked: &[usize], usual: &[usize]) -> Vec<usize> {
     }
 }
 
-/// A stored matrix of random values.
-struct Stored {
-    n: usize,
-    k: usize,
-    codes: Vec<u8>,
-    scales: Vec<u8>,
+/// Rows of x on the device, as each format of weights reads them.
+struct Rows {
+    f32: Buffer<f32>,
+    bf16: Buffer<bf16>,
 }
 
-impl Stored {
-    fn w4a16(random: &mut Random, n: usize, k: usize) -> Self {
-        let words = (0..(n * k / 2).div_ceil(8)).flat_map(|_| random.next().to_le_bytes());
-        let codes = words.take(n * k / 2).collect();
-        let scale = |random: &mut Random| bf16::from_f32(0.01 + random.unit() * 0.009).to_le_bytes();
-        let scales = (0..n * k / GROUP).flat_map(|_| scale(random)).collect();
-        Self { n, k, codes, scales }
+impl Rows {
+    fn upload(device: &Device, x: &[bf16]) -> Result<Self> {
+        let f32 = device.upload(&x.iter().map(|v| v.to_f32()).collect::<Vec<f32>>())?;
+        Ok(Self { f32, bf16: device.upload(x)? })
     }
 
-    fn bf16(random: &mut Random, n: usize, k: usize) -> Self {
-        let codes = (0..n * k).flat_map(|_| bf16::from_f32(random.unit() * 0.05).to_le_bytes()).collect();
-        Self { n, k, codes, scales: Vec::new() }
+    fn alloc(device: &Device, len: usize) -> Result<Self> {
+        Ok(Self { f32: device.alloc(len)?, bf16: device.alloc(len)? })
     }
 
-    fn weight(&self) -> HostWeight<'_> {
-        let data = match self.scales.is_empty() {
-            true => HostData::Bf16((&self.codes).into()),
-            false => HostData::W4a16 {
-                packed: (&self.codes).into(),
-                scales: (&self.scales).into(),
-                scale_type: ScaleType::Bf16,
-                group: GROUP,
-            },
-        };
-        HostWeight { name: "bench", n: self.n, k: self.k, batch: 1, data }
+    fn acts(&self) -> Acts {
+        Acts { f32: self.f32.view(), bf16: self.bf16.view() }
     }
-
-    /// Bytes that a product must read.
-    fn bytes(&self) -> usize {
-        self.codes.len() + self.scales.len()
-    }
-
-    fn value(&self, row: usize, column: usize) -> f64 {
-        let number = |bytes: &[u8], i: usize| bf16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]).to_f64();
-        let at = row * self.k + column;
-        if self.scales.is_empty() {
-            return number(&self.codes, at);
-        }
-        let code = self.codes[at / 2] >> (4 * (at % 2)) & 15;
-        (f64::from(code) - 8.0) * number(&self.scales, at / GROUP)
-    }
-
-    fn dot(&self, row: usize, x: impl Fn(usize) -> f64) -> f64 {
-        (0..self.k).map(|k| x(k) * self.value(row, k)).sum()
-    }
-}
-
-fn acts(x: &Buffer<bf16>) -> Acts {
-    Acts { f32: cuda_std::Global::EMPTY, bf16: x.view() }
 }
 
 /// W4A16 with bf16 scales for 32.
 pub fn w4a16<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
-    dense(device, options, "w4a16", Stored::w4a16)
+    dense(device, options, "w4a16", Numbers::W4a16)
+}
+
+/// W4A16 with f32 scales for 32.
+pub fn w4a16_f32<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
+    dense(device, options, "w4a16-f32", Numbers::W4a16F32)
 }
 
 /// bf16 weights.
 pub fn bf16<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
-    dense(device, options, "bf16", Stored::bf16)
+    dense(device, options, "bf16", Numbers::Bf16)
 }
 
-fn dense<'a>(
-    device: &'a Device,
-    options: &'a Options,
-    operator: &'static str,
-    random_weight: fn(&mut Random, usize, usize) -> Stored,
-) -> Result<Cases<'a>> {
-    let shapes = shapes(device, &options.shapes, &K26, &TINY)?;
+/// f32 weights: small models and the router.
+pub fn f32<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
+    dense(device, options, "f32", Numbers::F32)
+}
+
+fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, numbers: Numbers) -> Result<Cases<'a>> {
+    let usual = if numbers == Numbers::F32 { &K26_F32[..] } else { &K26 };
+    let shapes = shapes(device, &options.shapes, usual, &TINY)?;
     let rows = rows(device, &options.rows, &ROWS);
     let mut weights: Option<Sets> = None;
     let cases = shapes.into_iter().flat_map(move |shape| rows.clone().into_iter().map(move |m| (shape, m)));
@@ -141,22 +105,22 @@ fn dense<'a>(
         let mut random = Random::new(SEED);
         if weights.as_ref().is_none_or(|(of, ..)| *of != [n, k]) {
             weights = None;
-            let stored = random_weight(&mut random, n, k);
+            let stored = Stored::random(numbers, &mut random, n, k);
             let count = sets(device, stored.bytes());
             let on_device = (0..count).map(|_| Weight::new(device, &stored.weight())).collect::<Result<Vec<_>>>()?;
             weights = Some(([n, k], Rc::new(stored), Rc::new(on_device)));
         }
         let Some((_, stored, on_device)) = &weights else { return Err(refused("no weights".into())) };
         let host_x = random.bf16s(m * k);
-        let x = Rc::new(device.upload(&host_x)?);
+        let x = Rc::new(Rows::upload(device, &host_x)?);
         let y = Rc::new(device.alloc::<f32>(m * n)?);
         let run_of = |i: usize| -> Run {
             let (weights, x, y) = (on_device.clone(), x.clone(), y.clone());
-            Box::new(move |device| linear(device, &Product::plain(&weights[i], acts(&x), m, y.view_mut())))
+            Box::new(move |device| linear(device, &Product::plain(&weights[i], x.acts(), m, y.view_mut())))
         };
         run_of(0)(device)?;
         let found = y.read()?;
-        let error = error_of((0..COMPARED).map(|_| {
+        let error = farthest((0..COMPARED).map(|_| {
             let (row, column) = (random.below(m), random.below(n));
             let want = stored.dot(column, |i| host_x[row * k + i].to_f64());
             (f64::from(found[row * n + column]), want)
@@ -173,17 +137,6 @@ fn dense<'a>(
     })))
 }
 
-/// Largest distance over the largest value.
-fn error_of(pairs: impl Iterator<Item = (f64, f64)>) -> f64 {
-    let (mut distance, mut largest) = (0.0f64, f64::MIN_POSITIVE);
-    for (found, want) in pairs {
-        // NaN would be lost in `max`.
-        distance = if found.is_nan() { f64::INFINITY } else { distance.max((found - want).abs()) };
-        largest = largest.max(want.abs());
-    }
-    distance / largest
-}
-
 /// The experts of a layer on the device, and one of each as stored: all experts of a projection are alike.
 struct Layer {
     gate: ExpertWeights,
@@ -193,9 +146,10 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(device: &Device, experts: usize, hidden: usize, inter: usize) -> Result<Self> {
+    fn new(device: &Device, numbers: Numbers, experts: usize, [hidden, inter]: [usize; 2]) -> Result<Self> {
         let mut random = Random::new(SEED);
-        let stored = [(inter, hidden), (inter, hidden), (hidden, inter)].map(|(n, k)| Stored::w4a16(&mut random, n, k));
+        let shapes = [(inter, hidden), (inter, hidden), (hidden, inter)];
+        let stored = shapes.map(|(n, k)| Stored::random(numbers, &mut random, n, k));
         let place = |stored: &Stored| {
             let all: Vec<_> = (0..experts).map(|_| stored.weight()).collect();
             ExpertWeights::new(device, "experts", &all)
@@ -207,12 +161,16 @@ impl Layer {
 /// What one run needs beside the weights.
 struct Tokens {
     rows: usize,
+    /// Whether the weights read f32.
+    f32: bool,
     ids: Buffer<u32>,
     weights: Buffer<f32>,
     order: Buffer<u32>,
     tiles: Buffer<u32>,
-    x: Buffer<bf16>,
-    act: Buffer<bf16>,
+    x: Rows,
+    act: Rows,
+    /// Gate and up where they are multiplied apart.
+    apart: [Buffer<f32>; 2],
     routed: Buffer<f32>,
     out: Buffer<f32>,
 }
@@ -222,32 +180,20 @@ pub fn experts<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>
     let shapes = shapes(device, &options.shapes, &K26_EXPERTS, &["64x64"])?;
     let rows = rows(device, &options.rows, &EXPERT_ROWS);
     let experts = if device.is_cuda() { EXPERTS } else { FEW_EXPERTS };
-    let routing = options.routing;
     let mut layer: Option<([usize; 2], Rc<Layer>)> = None;
     let cases = shapes.into_iter().flat_map(move |shape| rows.clone().into_iter().map(move |m| (shape, m)));
     Ok(Box::new(cases.map(move |(shape, m)| {
         if layer.as_ref().is_none_or(|(of, _)| *of != shape) {
             layer = None;
-            layer = Some((shape, Rc::new(Layer::new(device, experts, shape[0], shape[1])?)));
+            layer = Some((shape, Rc::new(Layer::new(device, options.numbers, experts, shape)?)));
         }
         let Some((_, layer)) = &layer else { return Err(refused("no experts".into())) };
-        expert_case(device, layer, experts, m, routing)
+        expert_case(device, layer, experts, m, options)
     })))
 }
 
-/// The experts of `rows` tokens, distinct within a token.
-fn choose(random: &mut Random, experts: usize, rows: usize, routing: Routing) -> Vec<u32> {
-    let token = |random: &mut Random| {
-        let mut all: Vec<u32> = (0..experts as u32).collect();
-        (0..TOP_K).map(|_| all.swap_remove(random.below(all.len()))).collect::<Vec<_>>()
-    };
-    match routing {
-        Routing::Even => (0..rows).flat_map(|_| token(random)).collect(),
-        Routing::Same => token(random).repeat(rows),
-    }
-}
-
-fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, routing: Routing) -> Result<Case> {
+fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, options: &Options) -> Result<Case> {
+    let Options { routing, numbers, .. } = *options;
     let [gate, up, down] = &layer.stored;
     let (hidden, inter, pairs) = (gate.k, gate.n, m * TOP_K);
     let of_expert = gate.bytes() + up.bytes() + down.bytes();
@@ -255,6 +201,8 @@ fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, rou
     let distinct = |ids: &[u32]| ids.iter().collect::<std::collections::BTreeSet<_>>().len();
     let mut runs = Vec::new();
     let (mut bytes, mut error) = (0, None);
+    let f32 = numbers == Numbers::F32;
+    let apart = if f32 { pairs * inter } else { 0 };
     let first = choose(&mut random, experts, m, routing);
     let count = sets(device, distinct(&first) * of_expert);
     for set in 0..count {
@@ -264,12 +212,14 @@ fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, rou
         let weights: Vec<f32> = (0..pairs).map(|_| 0.5 + 0.4 * random.unit()).collect();
         let tokens = Rc::new(Tokens {
             rows: m,
+            f32,
             ids: device.upload(&ids)?,
             weights: device.upload(&weights)?,
             order: device.alloc(pairs)?,
             tiles: device.alloc(1 + 3 * pairs)?,
-            x: device.upload(&host_x)?,
-            act: device.alloc(pairs * inter)?,
+            x: Rows::upload(device, &host_x)?,
+            act: Rows::alloc(device, pairs * inter)?,
+            apart: [device.alloc(apart)?, device.alloc(apart)?],
             routed: device.alloc(pairs * hidden)?,
             out: device.zeros(m * hidden)?,
         });
@@ -278,7 +228,7 @@ fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, rou
         runs.push(Box::new(move |device: &Device| run_experts(device, &of_run, experts, &for_run)) as Run);
         if set == 0 {
             runs[0](device)?;
-            error = Some(expert_error(&layer.stored, &host_x, &weights, &tokens.out.read()?, &mut random));
+            error = Some(expert_error(&layer.stored, f32, &host_x, &weights, &tokens.out.read()?, &mut random));
         }
     }
     Ok(Case {
@@ -304,17 +254,17 @@ fn run_experts(device: &Device, layer: &Layer, experts: usize, t: &Tokens) -> Re
         &GateUp {
             gate: &layer.gate,
             up: &layer.up,
-            x: acts(&t.x),
+            x: t.x.acts(),
             x_rows_per_token: TOP_K,
             order,
             tiles,
             pairs,
-            out_f32: cuda_std::GlobalMut::EMPTY,
-            out_bf16: t.act.view_mut(),
-            apart: [cuda_std::GlobalMut::EMPTY; 2],
+            out_f32: if t.f32 { t.act.f32.view_mut() } else { cuda_std::GlobalMut::EMPTY },
+            out_bf16: t.act.bf16.view_mut(),
+            apart: [t.apart[0].view_mut(), t.apart[1].view_mut()],
         },
     )?;
-    let (weights, x, y) = (&layer.down, acts(&t.act), t.routed.view_mut());
+    let (weights, x, y) = (&layer.down, t.act.acts(), t.routed.view_mut());
     grouped_linear(device, &Grouped { weights, x, x_rows_per_token: 1, order, tiles, pairs, settled: true, y })?;
     kernels::combine(
         device,
@@ -330,17 +280,25 @@ fn run_experts(device: &Device, layer: &Layer, experts: usize, t: &Tokens) -> Re
     )
 }
 
-/// Distance of the first row from the same in f64, with the activated values rounded to bf16 as the kernels do.
-fn expert_error([gate, up, down]: &[Stored; 3], x: &[bf16], weights: &[f32], out: &[f32], random: &mut Random) -> f64 {
+/// Distance of the first row from the same in f64, with the activated values rounded to bf16 where the kernels do.
+fn expert_error(
+    [gate, up, down]: &[Stored; 3],
+    f32: bool,
+    x: &[bf16],
+    weights: &[f32],
+    out: &[f32],
+    random: &mut Random,
+) -> f64 {
     let act: Vec<f64> = (0..gate.n)
         .map(|n| {
             let (g, u) = (gate.dot(n, |k| x[k].to_f64()), up.dot(n, |k| x[k].to_f64()));
-            bf16::from_f64(g / (1.0 + (-g).exp()) * u).to_f64()
+            let value = g / (1.0 + (-g).exp()) * u;
+            if f32 { value } else { bf16::from_f64(value).to_f64() }
         })
         .collect();
     // Every expert holds the same values: the weighted sum is one product times the sum of the weights.
     let weight: f64 = weights[..TOP_K].iter().map(|&w| f64::from(w)).sum();
-    error_of((0..COMPARED).map(|_| {
+    farthest((0..COMPARED).map(|_| {
         let column = random.below(down.n);
         (f64::from(out[column]), weight * down.dot(column, |k| act[k]))
     }))

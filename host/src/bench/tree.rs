@@ -7,7 +7,7 @@ use cuda_std::{Global, bf16};
 use gpu::args::state::{NODES, PATH, PATH_LEN, STATE_WORDS};
 use gpu::args::tokens::record::RECORD_WORDS;
 
-use super::{Case, Cases, Options, Run, refused, sets};
+use super::{Case, Cases, Options, Run, different, rows, sets, size};
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, ArgmaxWorkspace, Growth, Sampling, TopKWorkspace, initial_state};
 use crate::reference::{self, Draft, Tree};
@@ -25,24 +25,6 @@ const COMMITTED: u32 = 900;
 const BUDGETS: [usize; 4] = [16, 64, 256, 1024];
 const SEED: u64 = 27;
 const WORD: usize = size_of::<u32>();
-
-fn rows(device: &Device, options: &Options, usual: &[usize]) -> Vec<usize> {
-    match (options.rows.is_empty(), device.is_cuda()) {
-        (false, _) => options.rows.clone(),
-        (true, true) => usual.to_vec(),
-        (true, false) => usual[..1].to_vec(),
-    }
-}
-
-/// The one number that a shape of these families is, or `usual`.
-fn size(options: &Options, usual: usize) -> Result<usize> {
-    match options.shapes.first() {
-        None => Ok(usual),
-        Some(text) => {
-            text.parse().ok().filter(|&n| n > 0).ok_or_else(|| refused(format!("shape `{text}`: expected N")))
-        }
-    }
-}
 
 /// Log-probabilities as drafters have them: a good first choice that gets worse with the depth.
 fn marginals(random: &mut Random, k: usize) -> (Vec<i32>, Vec<f32>) {
@@ -102,17 +84,12 @@ fn tree_case(device: &Device, budget: usize, k: usize) -> Result<Case> {
             run(device, &parents)?;
             let draft = Draft { ids: &ids, logp: &logp, levels: LEVELS, k };
             let want = reference::tree_build(5, draft, budget, Growth::BEST_FIRST).parents;
-            error = Some(wrong(&parents.read()?, &want));
+            error = Some(different(&parents.read()?, &want));
         }
         Ok(Box::new(move |device: &Device| run(device, &parents)) as Run)
     });
     let runs = runs.collect::<Result<_>>()?;
     Ok(Case { operator: "tree", shape: format!("{LEVELS}x{k}"), rows: budget, bytes, flops: 0, runs, error })
-}
-
-/// Share of values that differ.
-fn wrong<T: PartialEq>(got: &[T], want: &[T]) -> f64 {
-    got.iter().zip(want).filter(|(g, w)| g != w).count() as f64 / want.len().max(1) as f64
 }
 
 fn vocabulary(device: &Device, options: &Options) -> Result<usize> {
@@ -157,7 +134,7 @@ fn top_k_case(device: &Device, vocab: usize, k: usize) -> Result<Case> {
         };
         if error.is_none() {
             run(device, &ids)?;
-            error = Some(wrong(&ids.read()?, &reference::top_k(&logits, vocab, k).0));
+            error = Some(different(&ids.read()?, &reference::top_k(&logits, vocab, k).0));
         }
         Ok(Box::new(move |device: &Device| run(device, &ids)) as Run)
     });
@@ -258,7 +235,7 @@ fn accept_case(device: &Device, rows: usize) -> Result<Case> {
         };
         if error.is_none() {
             run(device, &state)?;
-            error = Some(wrong(&[state.read()?[PATH_LEN] as usize], &[(LEVELS + 1).min(rows)]));
+            error = Some(different(&[state.read()?[PATH_LEN] as usize], &[(LEVELS + 1).min(rows)]));
         }
         Ok(Box::new(move |device: &Device| run(device, &state)) as Run)
     });

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
-use crate::bench::Routing;
+use crate::bench::{Numbers, Routing};
 use crate::device::Choice;
 use crate::kernels::Sampling;
 use crate::plan::GpuList;
@@ -453,6 +453,9 @@ pub struct BenchKernel {
     /// How tokens choose experts
     #[arg(long, value_enum, default_value = "even")]
     pub routing: Routing,
+    /// How experts are stored
+    #[arg(long, value_enum, default_value = "w4a16")]
+    pub format: Numbers,
     /// auto, cpu or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Choice,

@@ -17,7 +17,8 @@ pub fn run(args: &BenchKernel) -> Result<()> {
     if let Some(unknown) = wanted.iter().find(|name| !names.contains(name)) {
         return Err(Failure::usage(format!("no bench `{unknown}`; there are {}", names.join(", "))));
     }
-    let options = Options { shapes: args.shape.clone(), rows: args.m.clone(), routing: args.routing };
+    let (shapes, rows) = (args.shape.clone(), args.m.clone());
+    let options = Options { shapes, rows, routing: args.routing, numbers: args.format };
     let device = Device::open(args.device, args.ptx.as_deref())?;
     let info = device.info();
     let memory = Memory::measure(&device)?;
