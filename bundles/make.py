@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the matrices are small; threads only cost time
 
-from kdtr import acceptance, cases, check, formats, small, tiny  # noqa: E402
+from kdtr import acceptance, cases, check, formats, routing, small, tiny  # noqa: E402
 from kdtr.format import Bundle, FormatError, save_tensors  # noqa: E402
 
 CASES = {"format": "kdtr-cases", "version": "1"}
@@ -47,6 +47,10 @@ def write_acceptance(path, _, models):
     save_tensors(path, acceptance.generate(Bundle.read(path.parent / "k26-small-int4.kdtr"), models), CASES)
 
 
+def write_routing(path, _, __):
+    save_tensors(path, routing.generate(Bundle.read(path.parent / "k26-small-int4.kdtr")), CASES)
+
+
 # name -> (file, write, check, argument of both)
 PRODUCTS = {f"k26-tiny-{k}": (f"k26-tiny-{k}.kdtr", write_tiny, check.check_tiny, k) for k in tiny.KINDS} | {
     "k26-small-int4": ("k26-small-int4.kdtr", write_small, check.check_small, None),
@@ -54,6 +58,7 @@ PRODUCTS = {f"k26-tiny-{k}": (f"k26-tiny-{k}.kdtr", write_tiny, check.check_tiny
     "format-cases": ("format-cases.safetensors", write_formats, check.check_formats, None),
     "dflash-cases": ("dflash-cases.safetensors", write_dflash, check.check_dflash, None),
     "acceptance-cases": ("acceptance-cases.safetensors", write_acceptance, check.check_acceptance, None),
+    "routing-cases": ("routing-cases.safetensors", write_routing, check.check_routing, None),
 }
 
 

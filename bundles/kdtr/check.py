@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 
-from . import acceptance, cases, drafts, formats, small, tiny
+from . import acceptance, cases, drafts, formats, routing, small, tiny
 from .dflash import Drafter
 from .format import Bundle, load_tensors
 from .numerics import bf16_values
@@ -155,6 +155,15 @@ def check_acceptance(path, _, models):
         if have != again:
             raise Mismatch(f"budget {budget}, prompt {i}: rounds and tokens {have}, the reference counts {again}")
     return "prompts agree, and the counts of one prompt a budget" + ("" if modes else f"; there is no {published}")
+
+
+def check_routing(path, _, __):
+    """Generated anew; no choice may differ."""
+    found, again = load_tensors(path)[0], routing.generate(Bundle.read(path.parent / "k26-small-int4.kdtr"))
+    for name, values in again.items():
+        if found[name].shape != values.shape or (found[name] != values).any():
+            raise Mismatch(f"{name} differs from what the reference's routers choose")
+    return f"{again['ids'].size} choices agree"
 
 
 def widen(arrays):

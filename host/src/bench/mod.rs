@@ -22,6 +22,7 @@ mod tree;
 use crate::device::{Device, DeviceError, Result};
 use crate::selfcheck::Random;
 pub use memory::Memory;
+pub use routing::Routing;
 pub use stored::Numbers;
 pub use timing::{Measured, REPLAYS, measure, sets};
 
@@ -58,16 +59,6 @@ pub struct Options {
     pub routing: Routing,
     /// How experts are stored.
     pub numbers: Numbers,
-}
-
-/// How tokens choose experts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Routing {
-    /// Each token's experts are drawn evenly from all.
-    #[default]
-    Even,
-    /// All tokens take the same experts.
-    Same,
 }
 
 /// Prepares the next case; none when there are no more. Cases are made one at a time: each holds gigabytes.

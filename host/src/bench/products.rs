@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use cuda_std::bf16;
 
-use super::routing::{EXPERTS, FEW_EXPERTS, TOP_K, choose};
+use super::routing::Counts;
 use super::stored::{Numbers, Stored};
 use super::{Case, Cases, Options, Run, farthest, refused, sets};
 use crate::device::{Buffer, Device, Result};
@@ -179,23 +179,24 @@ struct Tokens {
 pub fn experts<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
     let shapes = shapes(device, &options.shapes, &K26_EXPERTS, &["64x64"])?;
     let rows = rows(device, &options.rows, &EXPERT_ROWS);
-    let experts = if device.is_cuda() { EXPERTS } else { FEW_EXPERTS };
+    let counts = options.routing.counts(device)?;
     let mut layer: Option<([usize; 2], Rc<Layer>)> = None;
     let cases = shapes.into_iter().flat_map(move |shape| rows.clone().into_iter().map(move |m| (shape, m)));
     Ok(Box::new(cases.map(move |(shape, m)| {
         if layer.as_ref().is_none_or(|(of, _)| *of != shape) {
             layer = None;
-            layer = Some((shape, Rc::new(Layer::new(device, options.numbers, experts, shape)?)));
+            layer = Some((shape, Rc::new(Layer::new(device, options.numbers, counts.experts, shape)?)));
         }
         let Some((_, layer)) = &layer else { return Err(refused("no experts".into())) };
-        expert_case(device, layer, experts, m, options)
+        expert_case(device, layer, counts, m, options)
     })))
 }
 
-fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, options: &Options) -> Result<Case> {
+fn expert_case(device: &Device, layer: &Rc<Layer>, counts: Counts, m: usize, options: &Options) -> Result<Case> {
     let Options { routing, numbers, .. } = *options;
+    let Counts { experts, top_k } = counts;
     let [gate, up, down] = &layer.stored;
-    let (hidden, inter, pairs) = (gate.k, gate.n, m * TOP_K);
+    let (hidden, inter, pairs) = (gate.k, gate.n, m * top_k);
     let of_expert = gate.bytes() + up.bytes() + down.bytes();
     let mut random = Random::new(SEED + 1);
     let distinct = |ids: &[u32]| ids.iter().collect::<std::collections::BTreeSet<_>>().len();
@@ -203,10 +204,10 @@ fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, opt
     let (mut bytes, mut error) = (0, None);
     let f32 = numbers == Numbers::F32;
     let apart = if f32 { pairs * inter } else { 0 };
-    let first = choose(&mut random, experts, m, routing);
+    let first = routing.choose(&mut random, counts, m)?;
     let count = sets(device, distinct(&first) * of_expert);
     for set in 0..count {
-        let ids = if set == 0 { first.clone() } else { choose(&mut random, experts, m, routing) };
+        let ids = if set == 0 { first.clone() } else { routing.choose(&mut random, counts, m)? };
         bytes += distinct(&ids) * of_expert + m * hidden * (2 + 4);
         let host_x = random.bf16s(m * hidden);
         let weights: Vec<f32> = (0..pairs).map(|_| 0.5 + 0.4 * random.unit()).collect();
@@ -225,15 +226,16 @@ fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, opt
         });
         let of_run = layer.clone();
         let for_run = tokens.clone();
-        runs.push(Box::new(move |device: &Device| run_experts(device, &of_run, experts, &for_run)) as Run);
+        runs.push(Box::new(move |device: &Device| run_experts(device, &of_run, counts, &for_run)) as Run);
         if set == 0 {
             runs[0](device)?;
-            error = Some(expert_error(&layer.stored, f32, &host_x, &weights, &tokens.out.read()?, &mut random));
+            error =
+                Some(expert_error(&layer.stored, f32, &host_x, &weights[..top_k], &tokens.out.read()?, &mut random));
         }
     }
     Ok(Case {
         operator: "experts",
-        shape: format!("{experts} of {hidden} x {inter}, top {TOP_K}"),
+        shape: format!("{experts} of {hidden} x {inter}, top {top_k}"),
         rows: m,
         bytes: bytes / count,
         flops: 6 * pairs * hidden * inter,
@@ -242,8 +244,8 @@ fn expert_case(device: &Device, layer: &Rc<Layer>, experts: usize, m: usize, opt
     })
 }
 
-fn run_experts(device: &Device, layer: &Layer, experts: usize, t: &Tokens) -> Result<()> {
-    let pairs = t.rows * TOP_K;
+fn run_experts(device: &Device, layer: &Layer, Counts { experts, top_k }: Counts, t: &Tokens) -> Result<()> {
+    let pairs = t.rows * top_k;
     let (order, tiles) = (t.order.view(), t.tiles.view());
     kernels::expert_sort(
         device,
@@ -255,7 +257,7 @@ fn run_experts(device: &Device, layer: &Layer, experts: usize, t: &Tokens) -> Re
             gate: &layer.gate,
             up: &layer.up,
             x: t.x.acts(),
-            x_rows_per_token: TOP_K,
+            x_rows_per_token: top_k,
             order,
             tiles,
             pairs,
@@ -274,7 +276,7 @@ fn run_experts(device: &Device, layer: &Layer, experts: usize, t: &Tokens) -> Re
             shared: cuda_std::Global::EMPTY,
             x: t.out.view_mut(),
             rows: t.rows,
-            top_k: TOP_K,
+            top_k,
             width: layer.down.n(),
         },
     )
@@ -297,7 +299,7 @@ fn expert_error(
         })
         .collect();
     // Every expert holds the same values: the weighted sum is one product times the sum of the weights.
-    let weight: f64 = weights[..TOP_K].iter().map(|&w| f64::from(w)).sum();
+    let weight: f64 = weights.iter().map(|&w| f64::from(w)).sum();
     farthest((0..COMPARED).map(|_| {
         let column = random.below(down.n);
         (f64::from(out[column]), weight * down.dot(column, |k| act[k]))

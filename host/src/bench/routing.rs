@@ -2,45 +2,113 @@
 
 use std::rc::Rc;
 
-use super::{Cases, Options, Routing, case, different, distance, prepared, rows, size};
+use super::{Cases, Options, case, different, distance, prepared, refused, rows, size};
 use crate::device::{Device, Result};
 use crate::kernels::{self, initial_state};
 use crate::reference;
 use crate::selfcheck::Random;
 
-/// K2.6's number of experts, of those a token takes, and the factor of their weights.
-pub const EXPERTS: usize = 384;
-pub const TOP_K: usize = 8;
-const SCALING: f32 = 2.827;
-/// Experts on the CPU device.
-pub const FEW_EXPERTS: usize = 16;
-const ROWS: [usize; 4] = [1, 8, 64, 512];
+/// Experts of a layer, and those that a token takes.
+#[derive(Clone, Copy)]
+pub struct Counts {
+    pub experts: usize,
+    pub top_k: usize,
+}
 
-/// The experts of `rows` tokens, distinct within a token.
-pub fn choose(random: &mut Random, experts: usize, rows: usize, routing: Routing) -> Vec<u32> {
-    let token = |random: &mut Random| {
-        let mut all: Vec<u32> = (0..experts as u32).collect();
-        (0..TOP_K).map(|_| all.swap_remove(random.below(all.len()))).collect::<Vec<_>>()
-    };
-    match routing {
-        Routing::Even => (0..rows).flat_map(|_| token(random)).collect(),
-        Routing::Same => token(random).repeat(rows),
+/// K2.6's, and what the CPU device can do in a moment.
+const K26: Counts = Counts { experts: 384, top_k: 8 };
+const FEW: Counts = Counts { experts: 16, top_k: 8 };
+/// Factor of K2.6's weights.
+const SCALING: f32 = 2.827;
+const ROWS: [usize; 4] = [1, 8, 64, 512];
+/// Tokens of a recorded prompt at most.
+const RECORDED_ROWS: [usize; 3] = [1, 8, 64];
+
+/// How tokens choose experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Routing {
+    /// Each token's experts are drawn evenly from all.
+    #[default]
+    Even,
+    /// All tokens take the same experts.
+    Same,
+    /// As a trained model's routers chose for consecutive tokens of a text: 4 of 32 experts.
+    Recorded,
+}
+
+/// Written by `bundles/kdtr/routing.py`.
+const RECORDED: &[u8] = include_bytes!("../../../bundles/routing-cases.safetensors");
+
+/// What the routers of a trained model chose.
+struct Recorded {
+    counts: Counts,
+    /// Tokens of a prompt.
+    tokens: usize,
+    /// `[layers * prompts, tokens, top_k]`.
+    ids: Vec<u32>,
+}
+
+impl Recorded {
+    fn read() -> Result<Self> {
+        let broken = |what: &dyn std::fmt::Display| refused(format!("the recorded routing: {what}"));
+        let file = safetensors::SafeTensors::deserialize(RECORDED).map_err(|e| broken(&e))?;
+        let ids = file.tensor("ids").map_err(|e| broken(&e))?;
+        let experts = file.tensor("experts").map_err(|e| broken(&e))?;
+        let (&[.., tokens, top_k], &[experts, ..]) = (ids.shape(), experts.data()) else {
+            return Err(broken(&"expected ids [layers, prompts, tokens, experts a token]"));
+        };
+        let counts = Counts { experts: usize::from(experts), top_k };
+        Ok(Self { counts, tokens, ids: ids.data().iter().map(|&id| u32::from(id)).collect() })
     }
 }
 
-fn experts_of(device: &Device, options: &Options) -> Result<usize> {
-    size(options, if device.is_cuda() { EXPERTS } else { FEW_EXPERTS })
+impl Routing {
+    /// The experts that there are and that a token takes.
+    pub fn counts(self, device: &Device) -> Result<Counts> {
+        match (self, device.is_cuda()) {
+            (Self::Recorded, _) => Ok(Recorded::read()?.counts),
+            (_, true) => Ok(K26),
+            (_, false) => Ok(FEW),
+        }
+    }
+
+    /// The experts of `rows` tokens, distinct within a token: ids `[rows, top_k]`.
+    pub fn choose(self, random: &mut Random, Counts { experts, top_k }: Counts, rows: usize) -> Result<Vec<u32>> {
+        let token = |random: &mut Random| {
+            let mut all: Vec<u32> = (0..experts as u32).collect();
+            (0..top_k).map(|_| all.swap_remove(random.below(all.len()))).collect::<Vec<_>>()
+        };
+        match self {
+            Self::Even => Ok((0..rows).flat_map(|_| token(random)).collect()),
+            Self::Same => Ok(token(random).repeat(rows)),
+            Self::Recorded => {
+                let Recorded { tokens, ids, .. } = Recorded::read()?;
+                if rows > tokens {
+                    return Err(refused(format!("{rows} rows: the recorded texts have {tokens} tokens each")));
+                }
+                let text = random.below(ids.len() / (tokens * top_k));
+                let first = (text * tokens + random.below(tokens - rows + 1)) * top_k;
+                Ok(ids[first..first + rows * top_k].to_vec())
+            }
+        }
+    }
+}
+
+fn holds_token(experts: usize, top_k: usize) -> Result<()> {
+    if experts < top_k { Err(refused(format!("{experts} experts: a token takes {top_k}"))) } else { Ok(()) }
 }
 
 /// `route`, by rows; the shape is the number of experts.
 pub fn route<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
-    let experts = experts_of(device, options)?;
+    let Counts { experts: usual, top_k } = Routing::Even.counts(device)?;
+    let experts = size(options, usual)?;
+    holds_token(experts, top_k)?;
     Ok(Box::new(rows(device, options, &ROWS).into_iter().map(move |rows| {
-        let bytes = (rows * (experts + 2 * TOP_K) + experts) * size_of::<f32>();
-        case(device, "route", format!("{TOP_K} of {experts}"), rows, bytes, |random| {
+        let bytes = (rows * (experts + 2 * top_k) + experts) * size_of::<f32>();
+        case(device, "route", format!("{top_k} of {experts}"), rows, bytes, |random| {
             let (logits, bias) = (random.floats(rows * experts), random.floats(experts));
             let (d_logits, d_bias) = (device.upload(&logits)?, device.upload(&bias)?);
-            let (ids, weights) = (device.alloc(rows * TOP_K)?, Rc::new(device.alloc(rows * TOP_K)?));
+            let (ids, weights) = (device.alloc(rows * top_k)?, Rc::new(device.alloc(rows * top_k)?));
             let (result, state) = (weights.clone(), device.upload(&initial_state(0, 0, 0))?);
             let run = move |device: &Device| {
                 let args = kernels::Route {
@@ -51,14 +119,14 @@ pub fn route<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> 
                     state: state.view_mut(),
                     rows,
                     experts,
-                    top_k: TOP_K,
+                    top_k,
                     scaling: SCALING,
                     norm: true,
                 };
                 kernels::route(device, args)
             };
             let error =
-                move || Ok(distance(&result.read()?, &reference::route(&logits, &bias, TOP_K, SCALING, true).1));
+                move || Ok(distance(&result.read()?, &reference::route(&logits, &bias, top_k, SCALING, true).1));
             Ok(prepared(run, error))
         })
     })))
@@ -66,12 +134,17 @@ pub fn route<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> 
 
 /// `expert_sort`, by rows of eight pairs each; the shape is the number of experts.
 pub fn sort<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
-    let (experts, routing) = (experts_of(device, options)?, options.routing);
-    Ok(Box::new(rows(device, options, &ROWS).into_iter().map(move |rows| {
-        let pairs = rows * TOP_K;
+    let routing = options.routing;
+    let usual = routing.counts(device)?;
+    let counts = Counts { experts: size(options, usual.experts)?, ..usual };
+    let Counts { experts, top_k } = counts;
+    holds_token(experts, top_k)?;
+    let usual = if routing == Routing::Recorded { &RECORDED_ROWS[..] } else { &ROWS };
+    Ok(Box::new(rows(device, options, usual).into_iter().map(move |rows| {
+        let pairs = rows * top_k;
         let bytes = (2 * pairs + 1 + 3 * pairs) * size_of::<u32>();
-        case(device, "sort", format!("{TOP_K} of {experts}"), rows, bytes, |random| {
-            let ids = choose(random, experts, rows, routing);
+        case(device, "sort", format!("{top_k} of {experts}"), rows, bytes, |random| {
+            let ids = routing.choose(random, counts, rows)?;
             let (d_ids, order) = (device.upload(&ids)?, Rc::new(device.alloc(pairs)?));
             let (result, tiles) = (order.clone(), device.alloc(1 + 3 * pairs)?);
             let run = move |device: &Device| {

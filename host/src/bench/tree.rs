@@ -3,11 +3,13 @@
 //! Their inputs have just been written by other kernels and lie in L2, but for the logits of many rows and the cache;
 //! they are timed over memory that no cache holds all the same, as everything here is.
 
+use std::rc::Rc;
+
 use cuda_std::{Global, bf16};
-use gpu::args::state::{NODES, PATH, PATH_LEN, STATE_WORDS};
+use gpu::args::state::{self, BONUS, NEXT_BONUS, NODES, PATH, PATH_LEN, STATE_WORDS};
 use gpu::args::tokens::record::RECORD_WORDS;
 
-use super::{Case, Cases, Options, Run, different, rows, sets, size};
+use super::{Case, Cases, Options, Run, case, different, prepared, rows, sets, size};
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, ArgmaxWorkspace, Growth, Sampling, TopKWorkspace, initial_state};
 use crate::reference::{self, Draft, Tree};
@@ -243,10 +245,25 @@ fn accept_case(device: &Device, rows: usize) -> Result<Case> {
     Ok(Case { operator: "accept", shape: "a path of 8".into(), rows, bytes, flops: 0, runs, error })
 }
 
-/// `commit` of all layers, by rows of the path; the shape is the number of layers.
+/// `commit` of all layers, by rows of the path, and `advance`; the shape is the number of layers.
 pub fn commit<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
     let layers = size(options, if device.is_cuda() { LAYERS } else { 2 })?;
-    Ok(Box::new(rows(device, options, &[8, 1, 32]).into_iter().map(move |rows| commit_case(device, layers, rows))))
+    let commits = rows(device, options, &[8, 1, 32]).into_iter().map(move |rows| commit_case(device, layers, rows));
+    Ok(Box::new(commits.chain(std::iter::once_with(|| advance_case(device)))))
+}
+
+fn advance_case(device: &Device) -> Result<Case> {
+    case(device, "advance", "a path of 8".into(), 1, 2 * 2 * WORD, |_| {
+        let mut state = initial_state(COMMITTED, 5, 16);
+        (state[PATH_LEN], state[NEXT_BONUS]) = (LEVELS as u32 + 1, 7);
+        let on_device = Rc::new(device.upload(&state)?);
+        let result = on_device.clone();
+        let error = move || {
+            let found = result.read()?;
+            Ok(different(&[found[state::COMMITTED], found[BONUS]], &[COMMITTED + LEVELS as u32 + 1, 7]))
+        };
+        Ok(prepared(move |device| kernels::advance(device, on_device.view_mut()), error))
+    })
 }
 
 fn commit_case(device: &Device, layers: usize, rows: usize) -> Result<Case> {
@@ -255,7 +272,7 @@ fn commit_case(device: &Device, layers: usize, rows: usize) -> Result<Case> {
     let mut state = initial_state(COMMITTED, 0, 64);
     (state[PATH_LEN], state[NODES]) = (rows as u32, 2 * rows as u32);
     (0..rows).for_each(|r| state[PATH + r] = 2 * r as u32);
-    let state = std::rc::Rc::new(device.upload(&state)?);
+    let state = Rc::new(device.upload(&state)?);
     let runs = (0..sets(device, bytes.max(1 << 20))).map(|_| {
         let (cache, state) = (device.zeros::<bf16>(layers * SLOTS * WIDTH)?, state.clone());
         Ok(Box::new(move |device: &Device| {
