@@ -108,6 +108,18 @@ fn bench_on_the_cpu_checks_the_arithmetic() {
 }
 
 #[test]
+fn bench_sends_tokens_as_a_trained_model_did() {
+    let bench = ["bench", "kernel", "experts", "--device", "cpu", "--json", "--routing", "recorded", "--m"];
+    let done = run(bench.into_iter().chain(["8"]));
+    let found = done.expect(0, &["copies"]).json();
+    let case = &found["cases"][0];
+    assert_eq!((&case["shape"], &case["rows"]), (&json!("32 of 64 x 64, top 4"), &json!(8)));
+    assert!(case["error"].as_f64().is_some_and(|error| error < 2.2e-3), "{case}");
+    let done = run(bench.into_iter().chain(["97"]));
+    done.expect(2, &["97 rows: the recorded texts have 96 tokens each"]);
+}
+
+#[test]
 fn bench_refuses_what_there_is_not() {
     run(["bench", "kernel", "x"]).expect(2, &["no bench `x`", "experts"]);
     run(["bench", "kernel", "w4a16", "--shape", "7168", "--device", "cpu"]).expect(4, &["shape `7168`: expected NxK"]);
