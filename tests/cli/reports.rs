@@ -109,14 +109,11 @@ fn bench_on_the_cpu_checks_the_arithmetic() {
 
 #[test]
 fn bench_sends_tokens_as_a_trained_model_did() {
-    let bench = ["bench", "kernel", "experts", "--device", "cpu", "--json", "--routing", "recorded", "--m"];
-    let done = run(bench.into_iter().chain(["8"]));
+    let done = run(["bench", "kernel", "experts", "--device", "cpu", "--json", "--routing", "recorded", "--m", "8"]);
     let found = done.expect(0, &["copies"]).json();
     let case = &found["cases"][0];
     assert_eq!((&case["shape"], &case["rows"]), (&json!("32 of 64 x 64, top 4"), &json!(8)));
     assert!(case["error"].as_f64().is_some_and(|error| error < 2.2e-3), "{case}");
-    let done = run(bench.into_iter().chain(["97"]));
-    done.expect(2, &["97 rows: the recorded texts have 96 tokens each"]);
 }
 
 #[test]

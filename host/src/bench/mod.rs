@@ -89,6 +89,7 @@ pub const FAMILIES: &[Family] = &[
     ("block", positions::block),
     ("route", routing::route),
     ("sort", routing::sort),
+    ("repack", products::repack),
 ];
 
 /// The rows that were asked for, or the `usual` ones; on the CPU device the first of those.

@@ -9,7 +9,7 @@ use super::stored::{Numbers, Stored};
 use super::{Case, Cases, Options, Run, farthest, refused, sets};
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{ExpertWeights, GateUp, Grouped, Product, Weight};
+use crate::linear::{ExpertWeights, GateUp, Grouped, Product, Upload, Weight};
 use crate::linear::{gate_up, grouped_linear, linear};
 use crate::selfcheck::Random;
 
@@ -134,6 +134,26 @@ fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, n
             runs: (0..on_device.len()).map(run_of).collect(),
             error: Some(error),
         })
+    })))
+}
+
+/// What loading does on the device: `repack_w4a16`, with both types of scale, and `repack_bf16`.
+pub fn repack<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
+    const FORMATS: [(&str, Numbers); 3] =
+        [("w4a16", Numbers::W4a16), ("w4a16-f32", Numbers::W4a16F32), ("bf16", Numbers::Bf16)];
+    let shapes = shapes(device, &options.shapes, &K26[..1], &TINY)?;
+    let cases = shapes.into_iter().flat_map(|shape| FORMATS.map(|format| (shape, format)));
+    Ok(Box::new(cases.map(move |([n, k], (name, numbers))| {
+        let stored = Stored::random(numbers, &mut Random::new(SEED), n, k);
+        let bytes = 2 * stored.bytes();
+        let runs = (0..sets(device, bytes)).map(|_| {
+            let upload = Upload::new(device)?;
+            let weight = Weight::load(&upload, &stored.weight())?;
+            let from = upload.put(&stored.weight().data)?;
+            Ok(Box::new(move |_: &Device| weight.repack(upload.device(), from)) as Run)
+        });
+        let (operator, shape) = ("repack", format!("{name} {n} x {k}"));
+        Ok(Case { operator, shape, rows: n, bytes, flops: 0, runs: runs.collect::<Result<_>>()?, error: None })
     })))
 }
 

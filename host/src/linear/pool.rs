@@ -8,6 +8,7 @@ use gpu::kernels::repack_w4a16::{self, REPACK_W4A16, REPACK_W4A16_S32};
 use gpu::kernels::stream::{CHUNK_K, TILE_N};
 use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
+use super::upload::Stored;
 use super::{HostData, HostWeight, ScaleType, Upload};
 use crate::device::{Buffer, Device, Dims, Result};
 use crate::kernels::contract;
@@ -67,9 +68,9 @@ impl Bytes {
     }
 }
 
-/// `bytes` bytes of a buffer from `start` on, as elements.
-fn view<T: Element>(buffer: &Buffer<u8>, start: usize, bytes: usize) -> Global<T> {
-    Global::from_raw(buffer.view().addr() + start as u64, bytes / size_of::<T>())
+/// The same bytes as elements.
+fn elements<T: Element>(bytes: Global<u8>) -> Global<T> {
+    Global::from_raw(bytes.addr(), bytes.len() / size_of::<T>())
 }
 
 /// `count` matrices `[n, k]` of one kind.
@@ -97,15 +98,25 @@ impl Pool {
 
     /// Uploads the matrices of `weight`, which has been checked and is of this kind and shape, from slot `first` on.
     pub fn put(&self, upload: &Upload, first: usize, weight: &HostWeight) -> Result<()> {
-        match &weight.data {
-            HostData::F32(bytes) => self.values.0.write(first * self.kind.matrix_bytes(self.n, self.k), bytes),
-            HostData::Bf16(bytes) => self.repack_bf16(upload, first, weight.batch, bytes),
-            HostData::W4a16 { packed, scales, scale_type: ScaleType::Bf16, group } => {
-                self.repack::<bf16>(upload, &REPACK_W4A16, first, weight.batch, packed, scales, *group)
+        if let HostData::F32(bytes) = &weight.data {
+            return self.values.0.write(first * self.kind.matrix_bytes(self.n, self.k), bytes);
+        }
+        self.repack(upload.device(), first, weight.batch, upload.put(&weight.data)?)
+    }
+
+    /// Queues the repacking of `matrices` matrices, stored as this kind, into the slots from `first` on.
+    pub fn repack(&self, device: &Device, first: usize, matrices: usize, stored: Stored) -> Result<()> {
+        match self.kind {
+            Kind::F32 => contract("weight", false, || "f32 matrices stay as they are stored".into()),
+            Kind::Bf16 => {
+                let (out, chunks) = self.place(first, matrices);
+                let (matrices, n, k) = (matrices as u32, self.n as u32, self.k as u32);
+                let args = RepackBf16Args { rows: elements(stored.values), out, matrices, n, k };
+                let grid = [chunks.div_ceil(repack_bf16::CHUNKS as usize) as u32, 1, 1];
+                device.launch(&REPACK_BF16, Dims { grid, block: [repack_bf16::THREADS, 1, 1], shared: 0 }, args)
             }
-            HostData::W4a16 { packed, scales, scale_type: ScaleType::F32, group } => {
-                self.repack::<f32>(upload, &REPACK_W4A16_S32, first, weight.batch, packed, scales, *group)
-            }
+            Kind::W4a16(ScaleType::Bf16) => self.repack_codes(device, &REPACK_W4A16, first, matrices, stored),
+            Kind::W4a16(ScaleType::F32) => self.repack_codes(device, &REPACK_W4A16_S32, first, matrices, stored),
         }
     }
 
@@ -116,38 +127,26 @@ impl Pool {
         (self.values.view_mut(first * words, matrices * words), chunks)
     }
 
-    fn repack_bf16(&self, upload: &Upload, first: usize, matrices: usize, rows: &[u8]) -> Result<()> {
-        let (stored, [start]) = upload.put([rows])?;
-        let (out, chunks) = self.place(first, matrices);
-        let (matrices, n, k) = (matrices as u32, self.n as u32, self.k as u32);
-        let args = RepackBf16Args { rows: view(&stored, start, rows.len()), out, matrices, n, k };
-        let grid = [chunks.div_ceil(repack_bf16::CHUNKS as usize) as u32, 1, 1];
-        upload.device().launch(&REPACK_BF16, Dims { grid, block: [repack_bf16::THREADS, 1, 1], shared: 0 }, args)
-    }
-
-    fn repack<S: Scale>(
+    fn repack_codes<S: Scale>(
         &self,
-        upload: &Upload,
+        device: &Device,
         entry: &Kernel<RepackArgs<S>>,
         first: usize,
         matrices: usize,
-        packed: &[u8],
-        scales: &[u8],
-        group: usize,
+        stored: Stored,
     ) -> Result<()> {
-        let (stored, [codes_at, scales_at]) = upload.put([packed, scales])?;
         let (out, chunks) = self.place(first, matrices);
         let args = RepackArgs {
-            packed: view(&stored, codes_at, packed.len()),
-            scales: view(&stored, scales_at, scales.len()),
+            packed: stored.values,
+            scales: elements(stored.scales),
             out,
             matrices: matrices as u32,
             n: self.n as u32,
             k: self.k as u32,
-            group: group as u32,
+            group: stored.group as u32,
         };
         let grid = [chunks.div_ceil(repack_w4a16::CHUNKS as usize) as u32, 1, 1];
-        upload.device().launch(entry, Dims { grid, block: [repack_w4a16::THREADS, 1, 1], shared: 0 }, args)
+        device.launch(entry, Dims { grid, block: [repack_w4a16::THREADS, 1, 1], shared: 0 }, args)
     }
 
     pub fn f32(&self) -> F32Weights {

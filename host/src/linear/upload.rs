@@ -1,11 +1,23 @@
 //! Weights on their way to the device: one buffer for their bytes as stored, taken again for each of them.
 
-use std::cell::{Ref, RefCell};
+use std::cell::RefCell;
 
+use cuda_std::Global;
+
+use super::HostData;
 use crate::device::{Buffer, Device, Result};
 
-/// Where a part of a weight may begin: a multiple of what a kernel reads in one load, and more.
+/// Where a weight's scales may begin: a multiple of what a kernel reads in one load, and more.
 const ALIGN: usize = 256;
+
+/// A weight on the device as it is stored.
+#[derive(Clone, Copy)]
+pub(crate) struct Stored {
+    /// Values, or codes.
+    pub values: Global<u8>,
+    pub scales: Global<u8>,
+    pub group: usize,
+}
 
 /// Loads weights on one thread, one after the other.
 ///
@@ -21,26 +33,27 @@ impl Upload {
         Ok(Self { device: device.clone(), stored: RefCell::new(device.alloc(0)?) })
     }
 
-    pub(super) fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Copies `parts` into the buffer, and says where each begins.
-    pub(super) fn put<const N: usize>(&self, parts: [&[u8]; N]) -> Result<(Ref<'_, Buffer<u8>>, [usize; N])> {
-        let mut end = 0;
-        let starts = parts.map(|part| {
-            let start = end;
-            end += part.len().next_multiple_of(ALIGN);
-            start
-        });
+    /// Copies a weight into the buffer, where it stays until the next one.
+    pub(crate) fn put(&self, data: &HostData) -> Result<Stored> {
+        let (values, scales, group) = match data {
+            HostData::F32(values) | HostData::Bf16(values) => (&values[..], &[][..], 0),
+            HostData::W4a16 { packed, scales, group, .. } => (&packed[..], &scales[..], *group),
+        };
+        let start = values.len().next_multiple_of(ALIGN);
+        let end = start + scales.len();
         if self.stored.borrow().len() < end {
             // The smaller one goes when what was queued has ended.
             self.stored.replace(self.device.alloc(end)?);
         }
-        let stored = self.stored.borrow();
-        for (part, start) in parts.into_iter().zip(starts) {
-            stored.write(start, part)?;
-        }
-        Ok((stored, starts))
+        let buffer = self.stored.borrow();
+        buffer.write(0, values)?;
+        buffer.write(start, scales)?;
+        let addr = buffer.view().addr();
+        let part = |start: usize, bytes: &[u8]| Global::from_raw(addr + start as u64, bytes.len());
+        Ok(Stored { values: part(0, values), scales: part(start, scales), group })
     }
 }

@@ -1,6 +1,7 @@
 //! A weight on the device.
 
 use super::pool::{Kind, Pool};
+use super::upload::Stored;
 use super::{Format, HostWeight, Upload};
 use crate::device::{Device, Result};
 
@@ -26,6 +27,11 @@ impl Weight {
         let pool = Pool::alloc(upload.device(), Kind::of(&weight.data), batch, n, k)?;
         pool.put(upload, 0, weight)?;
         Ok(Self { name: weight.name.to_string(), format: weight.format(), n, k, pool })
+    }
+
+    /// Queues the repacking of what is stored as this weight was.
+    pub(crate) fn repack(&self, device: &Device, stored: Stored) -> Result<()> {
+        self.pool.repack(device, 0, self.pool.count, stored)
     }
 
     pub fn name(&self) -> &str {
