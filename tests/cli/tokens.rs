@@ -1,5 +1,5 @@
 use kdtree::text::{TextStream, Tokenizer};
-use kdtree::weights::Bundle;
+use kdtree::weights::{Bundle, TokenizerKind, TokenizerSpec};
 
 use super::checkpoint::Checkpoint;
 use super::hf::tokenizer_json;
@@ -151,4 +151,25 @@ fn the_other_kind_of_vocabulary_gives_the_same_ids() {
     damaged(&|t| t["model"]["vocab"]["a"] = 5000.into(), &["tokenizer.json, model.vocab", "5000"]);
     damaged(&|t| t["added_tokens"][0]["id"] = "x".into(), &["tokenizer.json: field `added_tokens`"]);
     damaged(&|t| t["added_tokens"][0]["id"] = 5000.into(), &["special tokens with ids below"]);
+}
+
+/// Two vocabularies that Hugging Face's tokenizers 0.23.3 trained, whose lists do not hold every pair that spells a
+/// token, with the ids that it gives: GPT-2's splits, and several splits one after the other.
+#[test]
+fn ids_are_those_of_hugging_faces_library() {
+    let all: Vec<serde_json::Value> = serde_json::from_str(include_str!("hf-cases.json")).unwrap();
+    assert_eq!(all.len(), 2);
+    for trained in all {
+        let special_tokens = [("<|end|>".to_string(), 0)].into();
+        let template_tokens = Default::default();
+        let spec = TokenizerSpec { kind: TokenizerKind::Json, pattern: String::new(), special_tokens, template_tokens };
+        let t = Tokenizer::new(&spec, trained["tokenizer"].to_string().as_bytes(), 704).unwrap();
+        for case in trained["cases"].as_array().unwrap() {
+            let (text, ids): (String, Vec<i32>) = serde_json::from_value(case.clone()).unwrap();
+            assert_eq!(t.encode(&text).unwrap(), ids, "{text:?}");
+            assert_eq!(t.decode(&ids).unwrap(), text);
+        }
+        assert_eq!(t.encode_with_specials("a<|end|>").unwrap().last(), Some(&0));
+        assert!(t.encode("<|end|>").unwrap().len() > 1);
+    }
 }
