@@ -8,7 +8,6 @@ use kdtree::engine::states;
 use kdtree::weights::Bundle;
 
 use super::support::bundle::{root, shipped};
-use super::support::checkpoint::Checkpoint;
 use super::support::{Outcome, Suite, check, equal};
 
 /// Of golden 0 so many tokens, the last of them one at a time.
@@ -17,14 +16,17 @@ const SINGLE: usize = 5;
 /// What roundings to bf16 come to in these small models; `--rounded-limit` is the comparison that is strict.
 const LIMIT: &str = "6e-3";
 
+const FOLDER: &str = "as_folder.py";
+const COMPARISON: &str = "compare_layers.py";
+
 pub fn cases(suite: &mut Suite) {
     suite.model("states::last_row", last_row);
     let python = root().join(".venv/bin/python");
-    let script = root().join("bundles/compare_layers.py");
-    let absent = !(python.is_file() && script.is_file());
+    let scripts = root().join("bundles");
+    let absent = ![&python, &scripts.join(FOLDER), &scripts.join(COMPARISON)].iter().all(|file| file.is_file());
     for name in ["k26-tiny-bf16", "k26-tiny-int4", "k26-small-int4"] {
-        let (python, script) = (python.clone(), script.clone());
-        suite.host(format!("states::{name}"), absent, move || compared(name, python, script));
+        let (python, scripts) = (python.clone(), scripts.clone());
+        suite.host(format!("states::{name}"), absent, move || compared(name, python, scripts));
     }
 }
 
@@ -57,19 +59,23 @@ fn last_row(device: &Device) -> Outcome {
     check(wrong.is_some_and(|text| text.contains("ids are 0 to")), || "an id out of range".into())
 }
 
-fn compared(name: &str, python: PathBuf, script: PathBuf) -> Outcome {
+/// A bundle as a folder, which both read: the engine's states of it and the reference's agree.
+fn compared(name: &str, python: PathBuf, scripts: PathBuf) -> Outcome {
     let bundle = Bundle::open(&shipped(name))?;
     let folder = tempfile::tempdir()?;
-    let mut checkpoint = Checkpoint::of(name, true);
-    if !name.ends_with("int4") {
-        checkpoint.edit_text(|text| drop(text.as_object_mut().map(|text| text.remove("quantization_config"))));
-    }
-    let model = checkpoint.write(&folder.path().join("model"));
+    let model = folder.path().join("model");
+    let made = Command::new(&python).arg(scripts.join(FOLDER)).arg(shipped(name)).arg(&model).output()?;
+    check(made.status.success(), || String::from_utf8_lossy(&made.stderr).into_owned())?;
     let found = states(&Bundle::open(&model)?, &Device::cpu(Mode::Fast), &ids(&bundle), SINGLE)?;
     let file = folder.path().join("states.safetensors");
     std::fs::write(&file, found.file()?)?;
     let run = |states: &std::path::Path| {
-        Command::new(&python).arg(&script).arg(&model).arg(states).args(["--numpy", "--limit", LIMIT]).output()
+        Command::new(&python)
+            .arg(scripts.join(COMPARISON))
+            .arg(&model)
+            .arg(states)
+            .args(["--numpy", "--limit", LIMIT])
+            .output()
     };
     let text = |output: &std::process::Output| {
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
