@@ -101,6 +101,39 @@ pub fn dequant_pairs(word: u32) -> [u32; 4] {
     ]
 }
 
+/// 2^120: what the bits of an e4m3 code, taken as those of a bf16, are too small by.
+const E4M3_STEP: f32 = f32::from_bits((127 + 120) << 23);
+
+/// What [`e4m3_pairs`] multiplies by, for codes of `scale`: a power of two up to 2^7, or NaN.
+#[inline(always)]
+pub fn e4m3_factor(scale: f32) -> u32 {
+    let factor = scale * E4M3_STEP;
+    pack_bf16(factor, factor)
+}
+
+/// Four e4m3 codes, in the order of their bytes, times a scale: bf16 pairs, exact. See [`e4m3_factor`]. There is no code
+/// for NaN: 0x7F is 480.
+#[inline(always)]
+pub fn e4m3_pairs(codes: u32, factor: u32) -> [u32; 2] {
+    [arch::e4m3_pair::<false>(codes, factor), arch::e4m3_pair::<true>(codes, factor)]
+}
+
+/// The nearest e4m3 code, ties to even. `x` is at most 448 in size.
+#[inline(always)]
+pub fn to_e4m3(x: f32) -> u32 {
+    /// Of an f32's fraction, beyond the three that e4m3 has.
+    const REST: u32 = 20;
+    /// Below, codes are multiples of 2^-9, the last digit of an f32 from 2^14 on.
+    const LEAST_NORMAL: f32 = 1.0 / 64.0;
+    const SHIFTER: f32 = 16384.0;
+    let (sign, size) = (x.to_bits() >> 24 & 0x80, x.abs());
+    let bits = size.to_bits();
+    let rounded = bits + ((1 << (REST - 1)) - 1) + (bits >> REST & 1);
+    let normal = (rounded >> REST).wrapping_sub(120 << 3);
+    let code = if size < LEAST_NORMAL { (size + SHIFTER).to_bits() & 0xF } else { normal };
+    sign | code
+}
+
 macro_rules! division {
     ($($div:ident $rem:ident $t:ty;)*) => { $(
         /// `a / b` without a branch for zero. `b` must not be zero (a fault on the CPU device).

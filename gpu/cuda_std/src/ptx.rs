@@ -492,6 +492,21 @@ pub fn dequant_pair(word: u32) -> u32 {
     r
 }
 
+/// Two e4m3 codes (bytes 0 and 1, or with `HIGH` 2 and 3) as a bf16 pair: their bits are those of a bf16 value 2^120
+/// times smaller, subnormal ones included; `factor` is a pair that makes good for that.
+#[inline(always)]
+pub fn e4m3_pair<const HIGH: bool>(codes: u32, factor: u32) -> u32 {
+    let r: u32;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("{{ .reg .b32 x, t; prmt.b32 x, {1}, 0, {4}; shr.u32 t, x, 4; and.b32 t, t, 0x07F007F0; ",
+            "lop3.b32 x, x, 0x80008000, t, 0xEA; fma.rn.bf16x2 {0}, x, {2}, {3}; }}",
+            out(reg32) r, in(reg32) codes, in(reg32) factor, in(reg32) 0x8000_8000u32,
+            const if HIGH { 0x3424 } else { 0x1404 }, options(pure, nomem, nostack, preserves_flags));
+    }
+    r
+}
+
 /// # Safety
 /// `addr` is an 8-byte aligned word of the shared window that no copy counts on.
 #[cfg(target_feature = "ptx80")]

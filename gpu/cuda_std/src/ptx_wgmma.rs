@@ -1,7 +1,7 @@
 //! `wgmma`: products of four warps whose operands lie in shared memory (sm_90a). Elsewhere a call traps.
 //!
-//! While a product is under way its sums must not be touched. `wgmma_nn` is one assembly block from fence to wait, so
-//! nothing can; between `wgmma_nt` and `wgmma_wait` the compiler has no reason to, and ptxas says so if it does.
+//! While a product is under way its sums must not be touched. `wgmma_nn_32` is one assembly block from fence to wait, so
+//! nothing can; between `wgmma_nt_32` and `wgmma_wait_32` the compiler has no reason to, and ptxas says so if it does.
 
 #[cfg(target_feature = "sm_90a")]
 use core::arch::asm;
@@ -25,88 +25,74 @@ pub fn fence_async() {
     }
 }
 
-/// Starts `d += a . b^T` over `STEPS` (2 or 16) steps of 16 columns: two steps from byte `column` on of each panel.
+/// Starts `d += a . b^T` over nine panels, of 64 rows of `a` and 32 of `b`.
 #[cfg(target_feature = "sm_90a")]
 #[inline(always)]
-pub fn wgmma_nt<const STEPS: usize>(d: &mut [[f32; 4]; 8], a: u32, b: u32) {
+pub fn wgmma_nt_32(d: &mut [[f32; 4]; 4], a: u32, b: u32) {
     const ROWS: u32 = 8 * 128;
     let (a, b) = (descriptor(a, 16, ROWS), descriptor(b, 16, ROWS));
-    macro_rules! product {
-        ($text:expr) => {
-            asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
-                "mov.b64 a, {32}; mov.b64 b, {33}; wgmma.fence.sync.aligned; ", $text,
-                " wgmma.commit_group.sync.aligned; }}"),
-                inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
-                inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
-                inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
-                inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
-                inout(reg32) d[4][0], inout(reg32) d[4][1], inout(reg32) d[4][2], inout(reg32) d[4][3],
-                inout(reg32) d[5][0], inout(reg32) d[5][1], inout(reg32) d[5][2], inout(reg32) d[5][3],
-                inout(reg32) d[6][0], inout(reg32) d[6][1], inout(reg32) d[6][2], inout(reg32) d[6][3],
-                inout(reg32) d[7][0], inout(reg32) d[7][1], inout(reg32) d[7][2], inout(reg32) d[7][3],
-                in(reg64) a, in(reg64) b, options(nostack, preserves_flags))
-        };
-    }
     macro_rules! step {
         () => {
             concat!(
-                "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{",
-                "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
-                "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}",
+                "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {{",
+                "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}",
                 "}}, a, b, p, 1, 1, 0, 0; "
             )
         };
     }
-    // One panel: two steps of 32 bytes.
+    // Four steps of 32 bytes.
     macro_rules! panel {
         () => {
-            concat!(step!(), "add.s64 a, a, 2; add.s64 b, b, 2; ", step!())
+            concat!(step!(), forth!(), forth!(), forth!())
         };
     }
-    // To the next panel of 64 rows, 8192 bytes.
+    macro_rules! forth {
+        () => {
+            concat!("add.s64 a, a, 2; add.s64 b, b, 2; ", step!())
+        };
+    }
+    // To the next panels, 8192 and 4096 bytes.
     macro_rules! next {
         () => {
-            concat!("add.s64 a, a, 510; add.s64 b, b, 510; ", panel!())
+            concat!("add.s64 a, a, 506; add.s64 b, b, 250; ", panel!())
         };
     }
     // SAFETY: both operands lie in the shared window by the caller's contract; sums are in registers.
     unsafe {
-        if STEPS == 2 {
-            product!(panel!());
-        } else {
-            product!(concat!(panel!(), next!(), next!(), next!(), next!(), next!(), next!(), next!()));
-        }
+        asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
+            "mov.b64 a, {16}; mov.b64 b, {17}; wgmma.fence.sync.aligned; ",
+            panel!(), next!(), next!(), next!(), next!(), next!(), next!(), next!(), next!(),
+            " wgmma.commit_group.sync.aligned; }}"),
+            inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
+            inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
+            inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
+            inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
+            in(reg64) a, in(reg64) b, options(nostack, preserves_flags));
     }
 }
 
 /// Waits for all products of this warp; `d` are the sums of the last.
 #[cfg(target_feature = "sm_90a")]
 #[inline(always)]
-pub fn wgmma_wait(d: &mut [[f32; 4]; 8]) {
+pub fn wgmma_wait_32(d: &mut [[f32; 4]; 4]) {
     // SAFETY: names the sums, so that nothing reads them before.
     unsafe {
         asm!("wgmma.wait_group.sync.aligned 0;",
-            "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15}",
-            "{16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31} */",
-                inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
-                inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
-                inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
-                inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
-                inout(reg32) d[4][0], inout(reg32) d[4][1], inout(reg32) d[4][2], inout(reg32) d[4][3],
-                inout(reg32) d[5][0], inout(reg32) d[5][1], inout(reg32) d[5][2], inout(reg32) d[5][3],
-                inout(reg32) d[6][0], inout(reg32) d[6][1], inout(reg32) d[6][2], inout(reg32) d[6][3],
-                inout(reg32) d[7][0], inout(reg32) d[7][1], inout(reg32) d[7][2], inout(reg32) d[7][3],
-                options(nostack, preserves_flags));
+            "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} */",
+            inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
+            inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
+            inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
+            inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
+            options(nostack, preserves_flags));
     }
 }
 
-/// `d += w . v` over 64 rows of `v`: four panels of 64 columns.
+/// `d += w . v` over 32 rows of `v`: four panels of 64 columns.
 #[cfg(target_feature = "sm_90a")]
 #[inline(always)]
-pub fn wgmma_nn(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
+pub fn wgmma_nn_32(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
     const ROWS: u32 = 8 * 128;
-    const PANEL: u32 = 64 * 128;
-    let (w, v) = (descriptor(w, 16, ROWS), descriptor(v, PANEL, ROWS));
+    let (w, v) = (descriptor(w, 16, ROWS), descriptor(v, 32 * 128, ROWS));
     macro_rules! step {
         () => {
             concat!(
@@ -131,59 +117,64 @@ pub fn wgmma_nn(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
             concat!("add.s64 a, a, 2; add.s64 b, b, 128; ", step!())
         };
     }
-    // SAFETY: as in `wgmma_nt`.
+    macro_rules! product {
+        ($text:expr) => {
+            asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
+                "mov.b64 a, {128}; mov.b64 b, {129}; wgmma.fence.sync.aligned; ", $text,
+                " wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}"),
+                inout(reg32) d[0][0][0], inout(reg32) d[0][0][1], inout(reg32) d[0][0][2], inout(reg32) d[0][0][3],
+                inout(reg32) d[0][1][0], inout(reg32) d[0][1][1], inout(reg32) d[0][1][2], inout(reg32) d[0][1][3],
+                inout(reg32) d[0][2][0], inout(reg32) d[0][2][1], inout(reg32) d[0][2][2], inout(reg32) d[0][2][3],
+                inout(reg32) d[0][3][0], inout(reg32) d[0][3][1], inout(reg32) d[0][3][2], inout(reg32) d[0][3][3],
+                inout(reg32) d[0][4][0], inout(reg32) d[0][4][1], inout(reg32) d[0][4][2], inout(reg32) d[0][4][3],
+                inout(reg32) d[0][5][0], inout(reg32) d[0][5][1], inout(reg32) d[0][5][2], inout(reg32) d[0][5][3],
+                inout(reg32) d[0][6][0], inout(reg32) d[0][6][1], inout(reg32) d[0][6][2], inout(reg32) d[0][6][3],
+                inout(reg32) d[0][7][0], inout(reg32) d[0][7][1], inout(reg32) d[0][7][2], inout(reg32) d[0][7][3],
+                inout(reg32) d[1][0][0], inout(reg32) d[1][0][1], inout(reg32) d[1][0][2], inout(reg32) d[1][0][3],
+                inout(reg32) d[1][1][0], inout(reg32) d[1][1][1], inout(reg32) d[1][1][2], inout(reg32) d[1][1][3],
+                inout(reg32) d[1][2][0], inout(reg32) d[1][2][1], inout(reg32) d[1][2][2], inout(reg32) d[1][2][3],
+                inout(reg32) d[1][3][0], inout(reg32) d[1][3][1], inout(reg32) d[1][3][2], inout(reg32) d[1][3][3],
+                inout(reg32) d[1][4][0], inout(reg32) d[1][4][1], inout(reg32) d[1][4][2], inout(reg32) d[1][4][3],
+                inout(reg32) d[1][5][0], inout(reg32) d[1][5][1], inout(reg32) d[1][5][2], inout(reg32) d[1][5][3],
+                inout(reg32) d[1][6][0], inout(reg32) d[1][6][1], inout(reg32) d[1][6][2], inout(reg32) d[1][6][3],
+                inout(reg32) d[1][7][0], inout(reg32) d[1][7][1], inout(reg32) d[1][7][2], inout(reg32) d[1][7][3],
+                inout(reg32) d[2][0][0], inout(reg32) d[2][0][1], inout(reg32) d[2][0][2], inout(reg32) d[2][0][3],
+                inout(reg32) d[2][1][0], inout(reg32) d[2][1][1], inout(reg32) d[2][1][2], inout(reg32) d[2][1][3],
+                inout(reg32) d[2][2][0], inout(reg32) d[2][2][1], inout(reg32) d[2][2][2], inout(reg32) d[2][2][3],
+                inout(reg32) d[2][3][0], inout(reg32) d[2][3][1], inout(reg32) d[2][3][2], inout(reg32) d[2][3][3],
+                inout(reg32) d[2][4][0], inout(reg32) d[2][4][1], inout(reg32) d[2][4][2], inout(reg32) d[2][4][3],
+                inout(reg32) d[2][5][0], inout(reg32) d[2][5][1], inout(reg32) d[2][5][2], inout(reg32) d[2][5][3],
+                inout(reg32) d[2][6][0], inout(reg32) d[2][6][1], inout(reg32) d[2][6][2], inout(reg32) d[2][6][3],
+                inout(reg32) d[2][7][0], inout(reg32) d[2][7][1], inout(reg32) d[2][7][2], inout(reg32) d[2][7][3],
+                inout(reg32) d[3][0][0], inout(reg32) d[3][0][1], inout(reg32) d[3][0][2], inout(reg32) d[3][0][3],
+                inout(reg32) d[3][1][0], inout(reg32) d[3][1][1], inout(reg32) d[3][1][2], inout(reg32) d[3][1][3],
+                inout(reg32) d[3][2][0], inout(reg32) d[3][2][1], inout(reg32) d[3][2][2], inout(reg32) d[3][2][3],
+                inout(reg32) d[3][3][0], inout(reg32) d[3][3][1], inout(reg32) d[3][3][2], inout(reg32) d[3][3][3],
+                inout(reg32) d[3][4][0], inout(reg32) d[3][4][1], inout(reg32) d[3][4][2], inout(reg32) d[3][4][3],
+                inout(reg32) d[3][5][0], inout(reg32) d[3][5][1], inout(reg32) d[3][5][2], inout(reg32) d[3][5][3],
+                inout(reg32) d[3][6][0], inout(reg32) d[3][6][1], inout(reg32) d[3][6][2], inout(reg32) d[3][6][3],
+                inout(reg32) d[3][7][0], inout(reg32) d[3][7][1], inout(reg32) d[3][7][2], inout(reg32) d[3][7][3],
+                in(reg64) w, in(reg64) v, options(nostack, preserves_flags))
+        };
+    }
+    // SAFETY: both operands lie in the shared window by the caller's contract; sums are in registers.
     unsafe {
-        asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
-            "mov.b64 a, {128}; mov.b64 b, {129}; wgmma.fence.sync.aligned; ", step!(), next!(), next!(), next!(),
-            " wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}"),
-            inout(reg32) d[0][0][0], inout(reg32) d[0][0][1], inout(reg32) d[0][0][2], inout(reg32) d[0][0][3],
-            inout(reg32) d[0][1][0], inout(reg32) d[0][1][1], inout(reg32) d[0][1][2], inout(reg32) d[0][1][3],
-            inout(reg32) d[0][2][0], inout(reg32) d[0][2][1], inout(reg32) d[0][2][2], inout(reg32) d[0][2][3],
-            inout(reg32) d[0][3][0], inout(reg32) d[0][3][1], inout(reg32) d[0][3][2], inout(reg32) d[0][3][3],
-            inout(reg32) d[0][4][0], inout(reg32) d[0][4][1], inout(reg32) d[0][4][2], inout(reg32) d[0][4][3],
-            inout(reg32) d[0][5][0], inout(reg32) d[0][5][1], inout(reg32) d[0][5][2], inout(reg32) d[0][5][3],
-            inout(reg32) d[0][6][0], inout(reg32) d[0][6][1], inout(reg32) d[0][6][2], inout(reg32) d[0][6][3],
-            inout(reg32) d[0][7][0], inout(reg32) d[0][7][1], inout(reg32) d[0][7][2], inout(reg32) d[0][7][3],
-            inout(reg32) d[1][0][0], inout(reg32) d[1][0][1], inout(reg32) d[1][0][2], inout(reg32) d[1][0][3],
-            inout(reg32) d[1][1][0], inout(reg32) d[1][1][1], inout(reg32) d[1][1][2], inout(reg32) d[1][1][3],
-            inout(reg32) d[1][2][0], inout(reg32) d[1][2][1], inout(reg32) d[1][2][2], inout(reg32) d[1][2][3],
-            inout(reg32) d[1][3][0], inout(reg32) d[1][3][1], inout(reg32) d[1][3][2], inout(reg32) d[1][3][3],
-            inout(reg32) d[1][4][0], inout(reg32) d[1][4][1], inout(reg32) d[1][4][2], inout(reg32) d[1][4][3],
-            inout(reg32) d[1][5][0], inout(reg32) d[1][5][1], inout(reg32) d[1][5][2], inout(reg32) d[1][5][3],
-            inout(reg32) d[1][6][0], inout(reg32) d[1][6][1], inout(reg32) d[1][6][2], inout(reg32) d[1][6][3],
-            inout(reg32) d[1][7][0], inout(reg32) d[1][7][1], inout(reg32) d[1][7][2], inout(reg32) d[1][7][3],
-            inout(reg32) d[2][0][0], inout(reg32) d[2][0][1], inout(reg32) d[2][0][2], inout(reg32) d[2][0][3],
-            inout(reg32) d[2][1][0], inout(reg32) d[2][1][1], inout(reg32) d[2][1][2], inout(reg32) d[2][1][3],
-            inout(reg32) d[2][2][0], inout(reg32) d[2][2][1], inout(reg32) d[2][2][2], inout(reg32) d[2][2][3],
-            inout(reg32) d[2][3][0], inout(reg32) d[2][3][1], inout(reg32) d[2][3][2], inout(reg32) d[2][3][3],
-            inout(reg32) d[2][4][0], inout(reg32) d[2][4][1], inout(reg32) d[2][4][2], inout(reg32) d[2][4][3],
-            inout(reg32) d[2][5][0], inout(reg32) d[2][5][1], inout(reg32) d[2][5][2], inout(reg32) d[2][5][3],
-            inout(reg32) d[2][6][0], inout(reg32) d[2][6][1], inout(reg32) d[2][6][2], inout(reg32) d[2][6][3],
-            inout(reg32) d[2][7][0], inout(reg32) d[2][7][1], inout(reg32) d[2][7][2], inout(reg32) d[2][7][3],
-            inout(reg32) d[3][0][0], inout(reg32) d[3][0][1], inout(reg32) d[3][0][2], inout(reg32) d[3][0][3],
-            inout(reg32) d[3][1][0], inout(reg32) d[3][1][1], inout(reg32) d[3][1][2], inout(reg32) d[3][1][3],
-            inout(reg32) d[3][2][0], inout(reg32) d[3][2][1], inout(reg32) d[3][2][2], inout(reg32) d[3][2][3],
-            inout(reg32) d[3][3][0], inout(reg32) d[3][3][1], inout(reg32) d[3][3][2], inout(reg32) d[3][3][3],
-            inout(reg32) d[3][4][0], inout(reg32) d[3][4][1], inout(reg32) d[3][4][2], inout(reg32) d[3][4][3],
-            inout(reg32) d[3][5][0], inout(reg32) d[3][5][1], inout(reg32) d[3][5][2], inout(reg32) d[3][5][3],
-            inout(reg32) d[3][6][0], inout(reg32) d[3][6][1], inout(reg32) d[3][6][2], inout(reg32) d[3][6][3],
-            inout(reg32) d[3][7][0], inout(reg32) d[3][7][1], inout(reg32) d[3][7][2], inout(reg32) d[3][7][3],
-            in(reg64) w, in(reg64) v, options(nostack, preserves_flags));
+        product!(concat!(step!(), next!()));
     }
 }
 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
-pub fn wgmma_nt<const STEPS: usize>(_d: &mut [[f32; 4]; 8], _a: u32, _b: u32) {
+pub fn wgmma_nn_32(_d: &mut [[[f32; 4]; 8]; 4], _w: u32, _v: u32) {
     super::ptx::trap("wgmma on a target without")
 }
 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
-pub fn wgmma_nn(_d: &mut [[[f32; 4]; 8]; 4], _w: u32, _v: u32) {
+pub fn wgmma_nt_32(_d: &mut [[f32; 4]; 4], _a: u32, _b: u32) {
     super::ptx::trap("wgmma on a target without")
 }
 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
-pub fn wgmma_wait(_d: &mut [[f32; 4]; 8]) {}
+pub fn wgmma_wait_32(_d: &mut [[f32; 4]; 4]) {}

@@ -3,7 +3,7 @@
 //! A warpgroup is four neighbouring warps, the first a multiple of four; all its lanes call together. The 64 rows of
 //! sums are the warps' in order, 16 each; a lane's words are those of [`crate::mma`]'s fragments D, 8 columns each.
 //!
-//! An operand is made of panels of 64 rows with 64 values each, 128 bytes a row: the 16-byte piece p of row r lies at
+//! An operand is made of panels of 64 (or 32) rows with 64 values each, 128 bytes a row: the 16-byte piece p of row r lies at
 //! p xor r mod 8. Panels follow each other, the first on a multiple of 1024 bytes.
 //!
 //! What threads have stored, and what `cp.async` has brought, is seen only behind [`fence_async`] by the thread that
@@ -30,27 +30,21 @@ pub fn fence_async() {
     arch::fence_async();
 }
 
-/// Starts `d += a . b^T`: of each panel the 32 columns from `column` (0 or 32) on, over 8 panels.
-/// Until [`wait`] neither `d` nor the operands may be touched.
+/// Starts `d += a . b^T` over nine panels: of 64 rows of `a`, of 32 rows of `b`. Until [`wait_32`] neither `d` nor the
+/// operands may be touched.
 #[inline(always)]
-pub fn start_nt_8(d: &mut Sums, a: Shared<bf16>, b: Shared<bf16>, column: usize) {
-    arch::wgmma_nt::<16>(d, a.addr_of(column, 8 * PANEL - column), b.addr_of(column, 8 * PANEL - column));
-}
-
-/// As [`start_nt_8`] over one panel.
-#[inline(always)]
-pub fn start_nt_1(d: &mut Sums, a: Shared<bf16>, b: Shared<bf16>, column: usize) {
-    arch::wgmma_nt::<2>(d, a.addr_of(column, PANEL - column), b.addr_of(column, PANEL - column));
+pub fn start_nt_32(d: &mut [[f32; 4]; 4], a: Shared<bf16>, b: Shared<bf16>) {
+    arch::wgmma_nt_32(d, a.addr_of(0, 9 * PANEL), b.addr_of(0, 9 * PANEL / 2));
 }
 
 /// Waits for what was started, the sums of which are `d`.
 #[inline(always)]
-pub fn wait(d: &mut Sums) {
-    arch::wgmma_wait(d);
+pub fn wait_32(d: &mut [[f32; 4]; 4]) {
+    arch::wgmma_wait_32(d);
 }
 
-/// `d += w . v`: one panel of `w`, four of `v`, whose columns are those of the sums, 64 a panel.
+/// `d += w . v`: 32 columns of a panel of `w` from `column` (0 or 32) on, four panels of 32 rows of `v`.
 #[inline(always)]
-pub fn product_nn(d: &mut [Sums; 4], w: Shared<bf16>, v: Shared<bf16>) {
-    arch::wgmma_nn(d, w.addr_of(0, PANEL), v.addr_of(0, 4 * PANEL));
+pub fn add_nn_32(d: &mut [Sums; 4], w: Shared<bf16>, column: usize, v: Shared<bf16>) {
+    arch::wgmma_nn_32(d, w.addr_of(column, PANEL - column), v.addr_of(0, 2 * PANEL));
 }

@@ -411,9 +411,16 @@ pub fn dequant_pair(word: u32) -> u32 {
     one(word & 15) | one(word >> 16 & 15) << 16
 }
 
-pub fn fence_async() {}
+/// See `ptx::e4m3_pair`.
+#[inline(always)]
+pub fn e4m3_pair<const HIGH: bool>(codes: u32, factor: u32) -> u32 {
+    let codes = if HIGH { codes >> 16 } else { codes };
+    let value = |code: u32| f32::from_bits((code & 0x80) << 24 | (code & 0x7F) << 20);
+    let factor = [factor << 16, factor & 0xFFFF_0000].map(f32::from_bits);
+    cvt_bf16x2(value(codes) * factor[0], value(codes >> 8) * factor[1])
+}
 
-pub fn wgmma_wait(_d: &mut [[f32; 4]; 8]) {}
+pub fn fence_async() {}
 
 /// Eight values of piece `piece` of row `row` of the panel at `addr`.
 fn panel_piece(addr: u32, row: usize, piece: usize) -> [f32; 8] {
@@ -428,18 +435,17 @@ fn warpgroup_place() -> (usize, usize) {
     (linear / 32 * 16 + linear % 32 / 4, linear % 4 * 2)
 }
 
-/// `a` and `b` point at a column of their first panels: the two pieces of each step are named from there.
-pub fn wgmma_nt<const STEPS: usize>(d: &mut [[f32; 4]; 8], a: u32, b: u32) {
+pub fn wgmma_wait_32(_d: &mut [[f32; 4]; 4]) {}
+
+pub fn wgmma_nt_32(d: &mut [[f32; 4]; 4], a: u32, b: u32) {
     sync_warp();
     let (row, column) = warpgroup_place();
-    let first = (a / 16 % 8) as usize;
-    let (a, b) = (a & !127, b & !127);
-    for panel in 0..(STEPS / 2) as u32 {
-        for piece in first..first + 4 {
+    for panel in 0..9 {
+        for piece in 0..8 {
             let rows = [row, row + 8].map(|row| panel_piece(a + panel * 8192, row, piece));
             for (n, d) in d.iter_mut().enumerate() {
                 for (i, d) in d.iter_mut().enumerate() {
-                    let key = panel_piece(b + panel * 8192, 8 * n + column + i % 2, piece);
+                    let key = panel_piece(b + panel * 4096, 8 * n + column + i % 2, piece);
                     rows[i / 2].iter().zip(key).for_each(|(x, y)| *d += x * y);
                 }
             }
@@ -447,16 +453,19 @@ pub fn wgmma_nt<const STEPS: usize>(d: &mut [[f32; 4]; 8], a: u32, b: u32) {
     }
 }
 
+/// `w` points at the first of its columns: the pieces are named from there.
 #[expect(clippy::needless_range_loop, reason = "k numbers weights and rows of values alike")]
-pub fn wgmma_nn(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
+pub fn wgmma_nn_32(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
     sync_warp();
     let (row, column) = warpgroup_place();
-    for piece in 0..8 {
-        let weights = [row, row + 8].map(|row| panel_piece(w, row, piece));
+    let first = (w / 16 % 8) as usize;
+    let w = w & !127;
+    for piece in 0..4 {
+        let weights = [row, row + 8].map(|row| panel_piece(w, row, first + piece));
         for k in 0..8 {
             for (panel, d) in d.iter_mut().enumerate() {
                 for (n, d) in d.iter_mut().enumerate() {
-                    let values = panel_piece(v + panel as u32 * 8192, 8 * piece + k, n);
+                    let values = panel_piece(v + panel as u32 * 4096, 8 * piece + k, n);
                     for (i, d) in d.iter_mut().enumerate() {
                         *d += weights[i / 2][k] * values[column + i % 2];
                     }
