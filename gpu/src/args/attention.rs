@@ -9,6 +9,19 @@ pub const ROPE: usize = 64;
 /// Values of a cache row: latent, then rotated key.
 pub const KEY: usize = LATENT + ROPE;
 
+/// A row of the f8 cache, in bytes: e4m3 codes of the latent, an f32 scale for each [`F8_GROUP`] of them, the rotated key
+/// in bf16. Its pieces of 16 bytes are aligned.
+pub const F8_ROW: usize = F8_ROTARY + 2 * ROPE;
+/// Latent values that share a scale.
+pub const F8_GROUP: usize = 128;
+/// Where the scales begin, and the rotated key.
+pub const F8_SCALES: usize = LATENT;
+pub const F8_ROTARY: usize = F8_SCALES + LATENT / F8_GROUP * size_of::<f32>();
+/// Largest e4m3 value.
+pub const F8_LARGEST: f32 = 448.0;
+/// Largest scale; a group with larger values than that allows becomes NaN.
+pub const F8_LARGEST_SCALE: f32 = 128.0;
+
 /// See [`crate::kernels::rows`].
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -103,8 +116,8 @@ pub struct KvAppendArgs {
     pub depths: Global<u32>,
     /// [`super::state`].
     pub state: Global<u32>,
-    /// `[slots, KEY]` of one layer.
-    pub cache: GlobalMut<bf16>,
+    /// `[slots, KEY]` bf16 values of one layer, or `[slots]` rows of [`F8_ROW`] bytes.
+    pub cache: GlobalMut<u8>,
     pub eps: f32,
 }
 
@@ -114,8 +127,8 @@ pub struct KvAppendArgs {
 pub struct MlaAttentionArgs {
     /// `[rows, heads, KEY]`.
     pub q: Global<bf16>,
-    /// `[slots, KEY]` of one layer.
-    pub cache: Global<bf16>,
+    /// As in [`KvAppendArgs`].
+    pub cache: Global<u8>,
     /// `[rows, words]`.
     pub ancestors: Global<u32>,
     /// [`super::state`].

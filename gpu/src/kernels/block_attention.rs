@@ -11,7 +11,7 @@
 //! x = tiles, y = key heads. Each of a block's 8 warps takes every eighth step of 16 keys and keeps maximum, sum and
 //! weighted values of its own; queries and weights stay in registers, keys and values come from global memory (see
 //! [`super::fragments`]), each read by one warp. At the end the warps' sums are added in ascending order through shared
-//! memory. Weights are rounded to bf16 for the product, sums are of the unrounded ones.
+//! memory. Weights are rounded to bf16 for the product, and sums are of the rounded ones.
 
 use cuda_std::{dynamic_shared, kernel, math, thread, warp};
 
@@ -124,7 +124,6 @@ fn attention<const DIM: usize, const CHUNKS: usize, const SPANS: usize>(a: Block
             unroll!(n in 0 1; {
                 unroll!(i in 0 1; {
                     s[n][2 * half + i] = math::exp2(s[n][2 * half + i] - base);
-                    sum[half] += s[n][2 * half + i];
                 });
             });
         });
@@ -135,6 +134,11 @@ fn attention<const DIM: usize, const CHUNKS: usize, const SPANS: usize>(a: Block
             math::pack_bf16(s[1][0], s[1][1]),
             math::pack_bf16(s[1][2], s[1][3]),
         ];
+        unroll!(half in 0 1; {
+            unroll!(n in 0 1; {
+                sum[half] += math::bf16_lo(w[2 * n + half]) + math::bf16_hi(w[2 * n + half]);
+            });
+        });
         unroll!(span in 0 1 below SPANS; {
             let value = |i: usize| a.v.ld16(row(2 * quad + i) + span * SPAN + group * PIECE);
             add_values(&mut acc[span], w, [value(0), value(1), value(8), value(9)]);

@@ -7,13 +7,14 @@
 //! ```
 //!
 //! The cache row is key and (its first part) value for all heads, so queries are packed: query r * heads + h is one row
-//! of the block's 16, 32 or 64. Grid: x = blocks of packed queries, y = parts of the context. Keys come through shared
+//! of the block's 16 or 32. Grid: x = blocks of packed queries, y = parts of the context. Keys come through shared
 //! memory, one round (64; 32 or 16 where shared memory is small) ahead, each once a block (see [`super::mla_tile`]). In
 //! a round a block's 8 warps
 //!
 //! 1. score: 4 warps share the tiles of queries and keys, 4 others do the same for the other half of each key's
 //!    columns; the two then swap halves of their sums, so that each has whole scores of half of its rows;
-//! 2. turn scores into weights, rounded to bf16 in shared memory; sums are of the unrounded weights;
+//! 2. turn scores into weights, rounded to bf16 in shared memory; sums are of the rounded weights, so that the weights
+//!    of a row have the sum that it is divided by (a key that counts alone is its latent, to the bit);
 //! 3. multiply all weights with their own 64 columns of the latent, whose sums they keep in registers.
 //!
 //! The base of a row need not be its largest score, only near: bf16 and f32 have exponents to spare. It is the largest
@@ -25,7 +26,7 @@
 //! slots and the bounds of the parts: not on other rows, on the rows of a block, or on whether a tree is a chain.
 
 use cuda_std::async_copy::{cp_async_commit, cp_async_wait};
-use cuda_std::{Global, kernel, math, thread, warp, wgmma};
+use cuda_std::{Global, bf16, kernel, math, thread, warp};
 
 use super::fragments::{Sums, scale_rows, softmax_base};
 use super::mla_tile::{self, Fetch, PANEL, Place, SUM_KEYS, Scores, Shape, Tiles, piece_at};
@@ -40,16 +41,14 @@ pub const MAX_ROWS: usize = 1025;
 /// Most parts of a context.
 pub const MAX_PARTS: usize = 256;
 
-/// Blocks of 64, 32 and 16 packed queries for GPUs with 227 KiB of shared memory; rounds of 64 keys. 64 would leave
-/// `mma.sync` too few registers.
-pub const WIDE_64: Shape = Shape { tiles: 4, own: 1, keys8: 8 };
+/// Blocks of 32 and 16 packed queries for GPUs with 227 KiB of shared memory; rounds of 64 keys. 64 would leave
+/// `mma.sync` too few registers: see [`super::mla_wide`].
 pub const ROWS_32: Shape = Shape { tiles: 2, own: 1, keys8: 4 };
 pub const ROWS_16: Shape = Shape { tiles: 1, own: 1, keys8: 2 };
 /// Blocks for GPUs with 99 KiB: 32 packed queries and 16 keys, 16 and 32.
 pub const COMPACT_32: Shape = Shape { tiles: 2, own: 1, keys8: 1 };
 pub const COMPACT_16: Shape = Shape { tiles: 1, own: 1, keys8: 1 };
 
-const _: () = assert!(WIDE_64.shared_bytes() <= crate::SHARED_LIMIT_LARGE);
 const _: () = assert!(ROWS_32.shared_bytes() <= crate::SHARED_LIMIT_LARGE);
 const _: () = assert!(ROWS_16.shared_bytes() <= crate::SHARED_LIMIT_LARGE);
 const _: () = assert!(COMPACT_32.shared_bytes() <= crate::SHARED_LIMIT);
@@ -60,21 +59,15 @@ pub const STEP: u32 = 16;
 /// Keys that a part is worth: below, writing and merging its sums costs more than the keys.
 pub const PART_KEYS: u32 = 64;
 /// Binary orders of magnitude that weights may rise above 1 before the base follows.
-const HEADROOM: f32 = 24.0;
+pub const HEADROOM: f32 = 24.0;
 
 /// Keys of this block.
 #[derive(Clone, Copy)]
-struct Keys {
+pub struct Keys {
     /// S: keys before it are visible to all.
-    committed: u32,
+    pub committed: u32,
     /// One past the last key.
-    last: u32,
-}
-
-/// The products are `wgmma` of sm_90a.
-#[kernel]
-pub fn mla_attention_wide_64(a: MlaAttentionArgs) {
-    attention::<4, 1, 8, true>(a);
+    pub last: u32,
 }
 
 #[kernel]
@@ -97,6 +90,27 @@ pub fn mla_attention_compact_16(a: MlaAttentionArgs) {
     attention::<1, 1, 1, false>(a);
 }
 
+/// The same over an f8 cache.
+#[kernel]
+pub fn mla_attention_f8_32(a: MlaAttentionArgs) {
+    attention::<2, 1, 4, true>(a);
+}
+
+#[kernel]
+pub fn mla_attention_f8_16(a: MlaAttentionArgs) {
+    attention::<1, 1, 2, true>(a);
+}
+
+#[kernel]
+pub fn mla_attention_f8_compact_32(a: MlaAttentionArgs) {
+    attention::<2, 1, 1, true>(a);
+}
+
+#[kernel]
+pub fn mla_attention_f8_compact_16(a: MlaAttentionArgs) {
+    attention::<1, 1, 1, true>(a);
+}
+
 /// Parts of `keys` keys that hold any, of the `parts` of a launch.
 #[inline(always)]
 pub fn parts_used(keys: u32, parts: u32) -> u32 {
@@ -112,7 +126,7 @@ pub fn part_start(keys: u32, part: u32, parts: u32) -> u32 {
 }
 
 #[inline(always)]
-fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: bool>(a: MlaAttentionArgs) {
+fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const F8: bool>(a: MlaAttentionArgs) {
     let shape = Shape { tiles: TILES, own: OWN, keys8: KEYS8 };
     let queries = a.rows as usize * a.heads as usize;
     let query0 = thread::block_idx_x() as usize * shape.rows();
@@ -127,18 +141,22 @@ fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const WID
     let round = shape.keys() as u32;
     let tiles = Tiles::new(shape);
 
-    let mut fetch = Fetch { cache: a.cache, key: first, last, stage: 0 };
-    mla_tile::copy_queries(a.q, tiles, query0, queries);
-    if WIDE {
-        fetch.latents(tiles);
+    let cache = Global::from_raw(a.cache.addr(), a.cache.len() / size_of::<bf16>());
+    let mut fetch = Fetch::<F8> { cache, key: first, last, stage: 0 };
+    // The launch before writes queries, not keys.
+    if F8 {
+        fetch.codes(tiles);
     } else {
         let mut part = 0;
-        while part < Fetch::parts(shape) {
+        while part < Fetch::<F8>::parts(shape) {
             fetch.latent(tiles, part);
             part += 1;
         }
     }
     fetch.rotary(tiles);
+    thread::wait_for_previous();
+    thread::start_next();
+    mla_tile::copy_queries(a.q, tiles, query0, queries);
     cp_async_commit();
     let t = mla_tile::thread_index();
     if t < shape.rows() {
@@ -154,15 +172,16 @@ fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const WID
     let mut stage = 0;
     while key < last {
         cp_async_wait::<0>();
-        if WIDE {
-            wgmma::fence_async();
-        }
         thread::sync_threads();
+        if F8 {
+            mla_tile::widen(tiles.latent(1), tiles.latent(0), shape.keys(), t, THREADS as usize);
+            thread::sync_threads();
+        }
         let next = key + round;
         // Not kept in registers, of which the sums leave few.
         let at = Place::new(shape, thread::opaque(t as u32) as usize % THREADS as usize);
         fetch = Fetch { key: next, stage: 1 - stage, ..fetch };
-        let mut s = scores::<OWN, KEYS8, WIDE>(shape, tiles, at, fetch, stage, key + at.first_key::<KEYS8>() < last);
+        let mut s = scores::<OWN, KEYS8, F8>(shape, tiles, at, fetch, stage, key + at.first_key::<KEYS8>() < last);
         if t == 0 {
             tiles.flags.set(1 - stage, 0);
         }
@@ -181,16 +200,10 @@ fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const WID
             tiles.flags.atomic_or(stage, 1);
         }
         let mut new = weights(&s, &rows.base, tiles, at, stage);
-        if WIDE {
-            wgmma::fence_async();
-        }
         thread::sync_threads();
         if tiles.flags.get(stage) != 0 {
-            raise::<TILES, OWN, KEYS8, WIDE>(&max, tiles, at, &mut rows, &mut acc);
+            raise::<TILES, OWN, KEYS8>(&max, tiles, at, &mut rows, &mut acc);
             new = weights(&s, &rows.base, tiles, at, stage);
-            if WIDE {
-                wgmma::fence_async();
-            }
             thread::sync_threads();
             unroll!(tile in 0 1 below OWN; {
                 if at.column == 0 && at.quad == 0 {
@@ -199,7 +212,7 @@ fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const WID
             });
         }
         unroll!(tile in 0 1 below OWN; {
-            unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+            unroll!(n in 0 1 2 3 below KEYS8; {
                 rows.sum[tile][n] += new[tile][n];
             });
         });
@@ -207,18 +220,9 @@ fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const WID
             fetch.rotary(tiles);
         }
         cp_async_commit();
-        let panel = tiles.latent(stage).slice(at.warp * shape.keys() * PANEL, shape.keys() * PANEL);
+        let panel = tiles.latent(latents::<F8>(stage)).slice(at.warp * shape.keys() * PANEL, shape.keys() * PANEL);
         let steps = (last - key).min(round).div_ceil(STEP) as usize;
-        if WIDE {
-            let mut wide = [[[0f32; 4]; 8]; 4];
-            unroll!(i in 0 1 2 3 below TILES; {
-                wide[i] = acc[i];
-            });
-            mla_tile::add_values_wide(&mut wide, tiles, at, stage);
-            unroll!(i in 0 1 2 3 below TILES; {
-                acc[i] = wide[i];
-            });
-        } else if steps == shape.keys() / STEP as usize {
+        if steps == shape.keys() / STEP as usize {
             unroll!(step in 0 1 2 3; {
                 if step < shape.keys() / STEP as usize {
                     mla_tile::add_values(&mut acc, tiles.side(stage), panel, at.lane, step);
@@ -235,7 +239,7 @@ fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const WID
         stage = 1 - stage;
     }
     let at = Place::new(shape, t);
-    finish::<TILES, OWN, KEYS8, WIDE>(&a, shape, tiles, at, &rows, &acc, query0, parts > 1);
+    finish::<TILES, OWN, KEYS8>(&a, shape, tiles, at, &rows, &acc, query0, parts > 1);
 }
 
 /// What a thread keeps of its rows: one of each of its warp's tiles, and its share of the keys.
@@ -253,47 +257,43 @@ fn own_row(at: Place, tile: usize) -> usize {
 
 /// The row of a block whose sums this thread has in the lower or upper half of `acc[i]`.
 #[inline(always)]
-fn sum_row<const WIDE: bool>(at: Place, i: usize, half: usize) -> usize {
-    (if WIDE { at.tile0 } else { i }) * 16 + 8 * half + at.group
+fn sum_row(at: Place, i: usize, half: usize) -> usize {
+    i * 16 + 8 * half + at.group
+}
+
+/// The place of a stage's latents: the widened ones have but one.
+#[inline(always)]
+fn latents<const F8: bool>(stage: usize) -> usize {
+    if F8 { 0 } else { stage }
 }
 
 /// This warp's half of the scores; starts the copies of the next round's latents on the way.
 #[inline(always)]
-fn scores<const OWN: usize, const KEYS8: usize, const WIDE: bool>(
+fn scores<const OWN: usize, const KEYS8: usize, const F8: bool>(
     shape: Shape,
     tiles: Tiles,
     at: Place,
-    fetch: Fetch,
+    fetch: Fetch<F8>,
     stage: usize,
     any: bool,
 ) -> Scores<OWN, KEYS8> {
     let mut s = [[[0f32; 4]; KEYS8]; OWN];
     let (query_panel, key_panel) = (shape.rows() * PANEL, shape.keys() * PANEL);
     let more = fetch.key < fetch.last;
-    if WIDE {
-        let mut wide = [[0f32; 4]; 8];
-        mla_tile::start_panels(&mut wide, tiles, at, stage);
-        if more {
-            fetch.latents(tiles);
-        }
-        cp_async_commit();
-        wgmma::wait(&mut wide);
-        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
-            s[0][n] = wide[n];
-        });
-        return s;
+    if F8 && more {
+        fetch.codes(tiles);
     }
     unroll!(panel in 0 1 2 3 4 5 6 7; {
-        if more {
+        if !F8 && more {
             unroll!(i in 0 1; {
-                if panel * Fetch::parts(shape) / 8 + i < (panel + 1) * Fetch::parts(shape) / 8 {
-                    fetch.latent(tiles, panel * Fetch::parts(shape) / 8 + i);
+                if panel * Fetch::<F8>::parts(shape) / 8 + i < (panel + 1) * Fetch::<F8>::parts(shape) / 8 {
+                    fetch.latent(tiles, panel * Fetch::<F8>::parts(shape) / 8 + i);
                 }
             });
         }
         if any {
             let queries = tiles.queries.slice(panel * query_panel, query_panel);
-            let keys = tiles.latent(stage).slice(panel * key_panel, key_panel);
+            let keys = tiles.latent(latents::<F8>(stage)).slice(panel * key_panel, key_panel);
             mla_tile::add_panel(&mut s, queries, keys, at);
         }
     });
@@ -309,7 +309,7 @@ fn scores<const OWN: usize, const KEYS8: usize, const WIDE: bool>(
 fn give<const OWN: usize, const KEYS8: usize>(s: &Scores<OWN, KEYS8>, tiles: Tiles, at: Place, stage: usize) {
     let exchange = tiles.exchange(stage);
     unroll!(tile in 0 1 below OWN; {
-        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+        unroll!(n in 0 1 2 3 below KEYS8; {
             let c = s[tile][n];
             let other = if at.half == 0 { [c[2], c[3]] } else { [c[0], c[1]] };
             exchange.st8(exchange_at::<OWN, KEYS8>(at.warp, tile, n, at.lane), other.map(f32::to_bits));
@@ -333,7 +333,7 @@ fn take<const OWN: usize, const KEYS8: usize>(
 ) {
     let exchange = tiles.exchange(stage);
     unroll!(tile in 0 1 below OWN; {
-        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+        unroll!(n in 0 1 2 3 below KEYS8; {
             let other = exchange.ld8(exchange_at::<OWN, KEYS8>(at.warp ^ 4, tile, n, at.lane)).map(f32::from_bits);
             let c = s[tile][n];
             let own = if at.half == 0 { [c[0], c[1]] } else { [c[2], c[3]] };
@@ -359,13 +359,10 @@ fn hide<const OWN: usize, const KEYS8: usize>(
         let row = math::div(query as u32, a.heads) as usize;
         let words = a.ancestors.slice(row * a.words as usize, a.words as usize);
         let first = key + at.first_key::<KEYS8>();
-        let mut seen = [visible(words, keys, first) >> (2 * at.quad); 2];
-        if KEYS8 > 4 {
-            seen[1] = visible(words, keys, first + 32) >> (2 * at.quad);
-        }
-        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+        let seen = visible(words, keys, first) >> (2 * at.quad);
+        unroll!(n in 0 1 2 3 below KEYS8; {
             unroll!(i in 0 1; {
-                if seen[n / 4] >> (n % 4 * 8 + i) & 1 == 0 {
+                if seen >> (8 * n + i) & 1 == 0 {
                     s[tile][n][i] = f32::NEG_INFINITY;
                 }
             });
@@ -375,7 +372,7 @@ fn hide<const OWN: usize, const KEYS8: usize>(
 
 /// Bit i: whether the row of these ancestors sees key `own + i`.
 #[inline(always)]
-fn visible(words: Global<u32>, keys: Keys, own: u32) -> u32 {
+pub fn visible(words: Global<u32>, keys: Keys, own: u32) -> u32 {
     let ones = |n: u32| if n < 32 { (1 << n) - 1 } else { u32::MAX };
     if own >= keys.last {
         return 0;
@@ -395,14 +392,14 @@ fn visible(words: Global<u32>, keys: Keys, own: u32) -> u32 {
 fn largest<const OWN: usize, const KEYS8: usize>(s: &Scores<OWN, KEYS8>) -> [f32; OWN] {
     let mut max = [f32::NEG_INFINITY; OWN];
     unroll!(tile in 0 1 below OWN; {
-        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+        unroll!(n in 0 1 2 3 below KEYS8; {
             max[tile] = max[tile].max(s[tile][n][0]).max(s[tile][n][1]);
         });
     });
     max
 }
 
-/// Weights of the scores, rounded into shared memory; their sums unrounded.
+/// Weights of the scores, rounded into shared memory, and the sums of what was stored there.
 #[inline(always)]
 fn weights<const OWN: usize, const KEYS8: usize>(
     s: &Scores<OWN, KEYS8>,
@@ -415,11 +412,11 @@ fn weights<const OWN: usize, const KEYS8: usize>(
     let out = tiles.side(stage);
     unroll!(tile in 0 1 below OWN; {
         let base = softmax_base(base[tile]);
-        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
-            let (low, high) = (math::exp2(s[tile][n][0] - base), math::exp2(s[tile][n][1] - base));
-            sum[tile][n / (SUM_KEYS / 8)] += low + high;
+        unroll!(n in 0 1 2 3 below KEYS8; {
+            let pair = math::pack_bf16(math::exp2(s[tile][n][0] - base), math::exp2(s[tile][n][1] - base));
+            sum[tile][n / (SUM_KEYS / 8)] += math::bf16_lo(pair) + math::bf16_hi(pair);
             let to = piece_at(own_row(at, tile), at.column * KEYS8 + n) + 2 * at.quad;
-            out.st4(to, math::pack_bf16(low, high));
+            out.st4(to, pair);
         });
     });
     sum
@@ -427,7 +424,7 @@ fn weights<const OWN: usize, const KEYS8: usize>(
 
 /// Bases of rows with a score far above become the largest of this round; what was summed so far shrinks with them.
 #[inline(always)]
-fn raise<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: bool>(
+fn raise<const TILES: usize, const OWN: usize, const KEYS8: usize>(
     max: &[f32; OWN],
     tiles: Tiles,
     at: Place,
@@ -454,15 +451,15 @@ fn raise<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: b
         let new = if max > old + HEADROOM { max } else { old };
         (new, math::exp2(old - softmax_base(new)))
     };
-    unroll!(tile in 0 1 2 3 below TILES; {
+    unroll!(tile in 0 1 below TILES; {
         unroll!(half in 0 1; {
-            scale_rows(&mut acc[tile], half, raised(sum_row::<WIDE>(at, tile, half)).1);
+            scale_rows(&mut acc[tile], half, raised(sum_row(at, tile, half)).1);
         });
     });
     unroll!(tile in 0 1 below OWN; {
         let (new, shrink) = raised(own_row(at, tile));
         rows.base[tile] = new;
-        unroll!(n in 0 1 2 3 4 5 6 7 below KEYS8; {
+        unroll!(n in 0 1 2 3 below KEYS8; {
             rows.sum[tile][n] *= shrink;
         });
     });
@@ -470,7 +467,7 @@ fn raise<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: b
 
 /// Divides and stores, or stores undivided for the merge.
 #[inline(always)]
-fn finish<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: bool>(
+fn finish<const TILES: usize, const OWN: usize, const KEYS8: usize>(
     a: &MlaAttentionArgs,
     shape: Shape,
     tiles: Tiles,
@@ -495,13 +492,12 @@ fn finish<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: 
     thread::sync_threads();
     let queries = a.rows as usize * a.heads as usize;
     let from = thread::block_idx_y() as usize * queries;
-    unroll!(tile in 0 1 2 3 below TILES; {
+    unroll!(tile in 0 1 below TILES; {
         unroll!(half in 0 1; {
-            let row = sum_row::<WIDE>(at, tile, half);
+            let row = sum_row(at, tile, half);
             let query = query0 + row;
             if query < queries {
-                let panel = if WIDE { at.half * TILES + tile } else { at.warp };
-                let column = panel * PANEL + 2 * at.quad;
+                let column = at.warp * PANEL + 2 * at.quad;
                 let mut total = 0.0;
                 let mut i = 0;
                 while i < shape.columns() * shape.sums() {
@@ -523,7 +519,7 @@ fn finish<const TILES: usize, const OWN: usize, const KEYS8: usize, const WIDE: 
                         }
                     }
                 });
-                if split && panel == 0 && at.quad == 0 {
+                if split && at.warp == 0 && at.quad == 0 {
                     a.partial_max_sum.set((from + query) * 2, tiles.bases.get(row));
                     a.partial_max_sum.set((from + query) * 2 + 1, total);
                 }

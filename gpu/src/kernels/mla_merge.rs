@@ -48,6 +48,8 @@ pub fn mla_merge_few(a: MlaMergeArgs) {
     let query = thread::block_idx_x() as usize * FEW_QUERIES + t / (LATENT / COLUMNS);
     let column = t % (LATENT / COLUMNS) * COLUMNS;
     let parts = parts_used(a.state.get(state::COMMITTED) + a.rows, a.parts) as usize;
+    thread::wait_for_previous();
+    thread::start_next();
     if parts == 1 || query >= queries {
         return;
     }
@@ -90,9 +92,11 @@ pub fn mla_merge(a: MlaMergeArgs) {
     let column = (thread::block_idx_y() as usize * LANES + lane) * COLUMNS;
     let load = |part: usize| a.partial.ld16((part * queries + query) * LATENT + column);
 
+    let committed = a.state.get(state::COMMITTED);
+    thread::wait_for_previous();
+    thread::start_next();
     // All loads at once: what lies behind the last part in use is not used.
     let last = a.parts as usize - 1;
-    let committed = a.state.get(state::COMMITTED);
     let pair = a.partial_max_sum.ld8((t.min(last) * queries + query) * 2).map(f32::from_bits);
     let mut values = [[0u32; COLUMNS]; AHEAD];
     unroll!(i in 0 1 2 3 4 5 6 7; {

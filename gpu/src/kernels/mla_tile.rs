@@ -8,17 +8,20 @@
 //! The 16-byte pieces of a row are permuted by its number (piece p of row r lies at p xor r mod 8), so that copies,
 //! `ldmatrix` and `ldmatrix.trans` each touch all banks once.
 //!
+//! The latents of an f8 cache come as they lie there, codes and scales, to where the other cache's second stage is, and
+//! are widened into the first before a round ([`widen`]).
+//!
 //! The three sides are smaller than what passes through them in a round: side 0 holds the rotary keys of stage 0, side
 //! 2 those of stage 1. Once all warps have the scores of a stage, its rotary keys are dead and its weights take their
 //! place; and the side of the other stage together with side 1 carries the halves of the scores from warp to warp,
 //! because the next rotary keys are fetched only behind that.
 
-use cuda_std::async_copy::{cp_async_16, cp_async_16_or_zero};
-use cuda_std::{Global, Shared, bf16, dynamic_shared, mma, thread, warp, wgmma};
+use cuda_std::async_copy::cp_async_16_or_zero;
+use cuda_std::{Global, Shared, bf16, dynamic_shared, math, mma, thread, warp};
 
 use super::fragments::{PIECE, Sums, TILE};
 use super::mla_attention::THREADS;
-use crate::args::attention::{KEY, LATENT};
+use crate::args::attention::{F8_GROUP, F8_ROTARY, F8_ROW, F8_SCALES, KEY, LATENT};
 use crate::unroll::unroll;
 
 /// Columns of a panel.
@@ -36,10 +39,19 @@ const HALVES: usize = 2;
 const PLACES: usize = WARPS / HALVES;
 /// Keys whose latents a block copies in one go.
 const COPY_KEYS: usize = THREADS as usize / LATENT_PIECES;
+/// A row of an f8 cache in words of two bytes, pieces of its codes and scales, and the distance of such rows in shared
+/// memory: half of the banks from one to the next.
+const F8_WORDS: usize = F8_ROW / size_of::<bf16>();
+const F8_PIECES: usize = F8_ROTARY / size_of::<bf16>() / PIECE;
+pub const F8_STRIDE: usize = LATENT / 2 + PANEL / 2;
+/// Codes of a piece.
+const CODES: usize = 2 * PIECE;
 /// Neighbouring keys whose weights are summed together.
 pub const SUM_KEYS: usize = 16;
 
 const _: () = assert!(WARPS == LATENT_PANELS, "a warp owns one panel of values");
+const _: () = assert!(F8_STRIDE >= F8_PIECES * PIECE && F8_STRIDE <= LATENT);
+const _: () = assert!(F8_STRIDE / PIECE % 8 == 4 && F8_GROUP.is_multiple_of(PANEL));
 
 /// How a block is divided: `tiles` tiles of 16 queries in all; a warp scores `own` of them against `keys8` times 8
 /// keys.
@@ -228,14 +240,19 @@ pub fn copy_queries(q: Global<bf16>, tiles: Tiles, query0: usize, queries: usize
 
 /// The keys that a block is copying: the round that starts at `key`, up to `last`; zeros behind it.
 #[derive(Clone, Copy)]
-pub struct Fetch {
+pub struct Fetch<const F8: bool> {
+    /// In words of two bytes, whatever they hold.
     pub cache: Global<bf16>,
     pub key: u32,
     pub last: u32,
     pub stage: usize,
 }
 
-impl Fetch {
+impl<const F8: bool> Fetch<F8> {
+    /// Words of a cache row, and where its rotary key begins.
+    const ROW: usize = if F8 { F8_WORDS } else { KEY };
+    const ROTARY: usize = if F8 { F8_ROTARY / size_of::<bf16>() } else { LATENT };
+
     /// Copies of [`Fetch::latent`] that make a stage.
     pub const fn parts(shape: Shape) -> usize {
         shape.keys() / COPY_KEYS
@@ -256,37 +273,25 @@ impl Fetch {
         let mut i = thread_index();
         while i < tiles.shape.keys() * PANEL_PIECES {
             let (row, piece) = (i / PANEL_PIECES, i % PANEL_PIECES);
-            self.copy(tiles.side(self.stage), piece_at(row, piece), row, LATENT + piece * PIECE);
+            self.copy(tiles.side(self.stage), piece_at(row, piece), row, Self::ROTARY + piece * PIECE);
             i += THREADS as usize;
         }
     }
 
-    /// Starts all copies of the latents. Most rounds are whole: no copy asks whether there is a key.
+    /// Starts all copies of the codes and scales of an f8 cache.
     #[inline(always)]
-    pub fn latents(self, tiles: Tiles) {
-        if self.key + tiles.shape.keys() as u32 <= self.last {
-            let t = thread_index();
-            let (own, piece) = (t / LATENT_PIECES, t % LATENT_PIECES);
-            let panel = piece / PANEL_PIECES * tiles.shape.keys() * PANEL;
-            let from = (self.key as usize + own) * KEY + piece * PIECE;
-            let to = tiles.latent(self.stage);
-            unroll!(part in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 below Self::parts(tiles.shape); {
-                let row = part * COPY_KEYS + own;
-                let at = panel + piece_at(row, piece % PANEL_PIECES);
-                cp_async_16(to, at, self.cache, from + part * COPY_KEYS * KEY);
-            });
-        } else {
-            let mut part = 0;
-            while part < Self::parts(tiles.shape) {
-                self.latent(tiles, part);
-                part += 1;
-            }
+    pub fn codes(self, tiles: Tiles) {
+        let mut i = thread_index();
+        while i < tiles.shape.keys() * F8_PIECES {
+            let (row, piece) = (i / F8_PIECES, i % F8_PIECES);
+            self.copy(tiles.latent(1), row * F8_STRIDE + piece * PIECE, row, piece * PIECE);
+            i += THREADS as usize;
         }
     }
 
     #[inline(always)]
     fn copy(self, to: Shared<bf16>, at: usize, row: usize, column: usize) {
-        let from = (self.key as usize + row) * KEY + column;
+        let from = (self.key as usize + row) * Self::ROW + column;
         cp_async_16_or_zero(to, at, self.cache, from, (row as u32) < self.last.saturating_sub(self.key));
     }
 }
@@ -343,7 +348,7 @@ pub fn add_values<const TILES: usize>(
         v[j] = mma::ldmatrix_x4_trans(panel, value + (piece ^ (2 * j)) * PIECE);
     });
     let weight = row * PANEL + (piece ^ (2 * step)) * PIECE;
-    unroll!(tile in 0 1 2 3 below TILES; {
+    unroll!(tile in 0 1 below TILES; {
         let w = mma::ldmatrix_x4(weights, tile * TILE * PANEL + weight);
         unroll!(j in 0 1 2 3; {
             mma::mma_m16n8k16(&mut acc[tile][2 * j], w, [v[j][0], v[j][1]]);
@@ -352,17 +357,26 @@ pub fn add_values<const TILES: usize>(
     });
 }
 
-/// Starts `s += q . k` over this warp's half of all panels, by warpgroups: 64 queries and 64 keys.
+/// Widens the codes of `keys` keys to panels of latents, by `threads` threads: each lane a piece of 16, two rows and four
+/// panels a warp at a time, so that loads and stores touch all banks once.
 #[inline(always)]
-pub fn start_panels(s: &mut wgmma::Sums, tiles: Tiles, at: Place, stage: usize) {
-    let (column, panel) = (at.half * PANEL / 2, 64 * PANEL);
-    wgmma::start_nt_8(s, tiles.queries.slice(0, 8 * panel), tiles.latent(stage), column);
-    wgmma::start_nt_1(s, tiles.queries.slice(8 * panel, panel), tiles.side(stage), column);
-}
-
-/// `acc += w . v` over 64 keys by warpgroups: this warp's 16 rows, half of the values.
-#[inline(always)]
-pub fn add_values_wide(acc: &mut [Sums; 4], tiles: Tiles, at: Place, stage: usize) {
-    let half = 4 * 64 * PANEL;
-    wgmma::product_nn(acc, tiles.side(stage), tiles.latent(stage).slice(at.half * half, half));
+pub fn widen(codes: Shared<bf16>, to: Shared<bf16>, keys: usize, thread: usize, threads: usize) {
+    let (warp, lane) = (thread / warp::WARP as usize, thread % warp::WARP as usize);
+    let (quarter, panel0) = (lane % 4, lane / 8);
+    let mut row = 2 * warp + lane / 4 % 2;
+    while row < keys {
+        let from = row * F8_STRIDE;
+        unroll!(half in 0 1; {
+            let panel = panel0 + half * LATENT_PANELS / 2;
+            let scale = codes.ld4(from + F8_SCALES / 2 + panel / (F8_GROUP / PANEL) * 2);
+            let factor = math::e4m3_factor(f32::from_bits(scale));
+            let [a, b, c, d] = codes.ld16(from + (panel * PANEL + quarter * CODES) / 2);
+            let ([a0, a1], [b0, b1]) = (math::e4m3_pairs(a, factor), math::e4m3_pairs(b, factor));
+            let ([c0, c1], [d0, d1]) = (math::e4m3_pairs(c, factor), math::e4m3_pairs(d, factor));
+            let panel = panel * keys * PANEL;
+            to.st16(panel + piece_at(row, 2 * quarter), [a0, a1, b0, b1]);
+            to.st16(panel + piece_at(row, 2 * quarter + 1), [c0, c1, d0, d1]);
+        });
+        row += 2 * (threads / warp::WARP as usize);
+    }
 }

@@ -19,6 +19,7 @@ pub mod kv_append;
 pub mod mla_attention;
 pub mod mla_merge;
 pub mod mla_tile;
+pub mod mla_wide;
 pub mod order;
 pub mod query;
 pub mod repack_bf16;

@@ -43,6 +43,8 @@ pub fn table_row(table: Global<f32>, committed: u32, depth: u32, pairs: usize) -
 pub fn query(a: QueryArgs) {
     let at = thread::block_idx_x() as usize;
     let row = math::div(thread::block_idx_x(), a.heads) as usize;
+    thread::wait_for_previous();
+    thread::start_next();
     let angles = table_row(a.cos, a.state.get(state::COMMITTED), a.depths.get(row), ROPE_PAIRS);
     let latent = at * LATENT;
     let rope = at * (a.nope as usize + ROPE) + a.nope as usize;

@@ -60,7 +60,7 @@ impl Engine {
                 MAX_ROWS - 1
             )));
         }
-        let model = Model::load(&device, bundle, context, budget + 1)?;
+        let model = Model::load(&device, bundle, context, budget + 1, options.kv)?;
         let (drafter, depth, candidates) = open_drafter(&device, bundle, &model, options)?;
         device.loaded();
         let round = DeviceRound::new(&device, config.vocab_size, budget, depth, candidates, options)?;
@@ -89,7 +89,7 @@ impl Engine {
 
     /// Which kernel, tile and split every product takes, one line each.
     pub fn explain(&self) -> Vec<String> {
-        self.model.explain(self.round.budget + 1)
+        self.model.explain(&self.device, self.round.budget + 1)
     }
 
     /// Decodes. `emit` gets each run of new tokens, and ends the output with `Break`; before each chunk of the prompt

@@ -14,7 +14,7 @@ use crate::device::DeviceError;
 use crate::model::ModelError;
 use crate::weights::{Golden, WeightsError};
 
-pub use crate::kernels::{Growth, Sampling};
+pub use crate::kernels::{Growth, KvFormat, Sampling};
 pub use decode::Engine;
 pub use draft::DraftStages;
 pub use round::round_bytes;
@@ -60,6 +60,8 @@ pub enum Draft {
 
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
+    /// What the cache holds.
+    pub kv: KvFormat,
     /// Cache slots; `None`: the configuration's `max_position_embeddings`, or what the device holds.
     pub context: Option<usize>,
     pub draft: Draft,
@@ -74,7 +76,14 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     /// Plain greedy decoding.
     fn default() -> Self {
-        Self { context: None, draft: Draft::None, budget: 0, growth: Growth::BEST_FIRST, sampling: None }
+        Self {
+            kv: KvFormat::Bf16,
+            context: None,
+            draft: Draft::None,
+            budget: 0,
+            growth: Growth::BEST_FIRST,
+            sampling: None,
+        }
     }
 }
 

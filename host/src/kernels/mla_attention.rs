@@ -5,10 +5,10 @@ use std::f32::consts::LOG2_E;
 use cuda_std::{Global, GlobalMut, Kernel, bf16};
 use gpu::args::attention::{KEY, LATENT, MlaAttentionArgs, MlaMergeArgs};
 use gpu::kernels::mla_attention::{self as kernel, PART_KEYS};
-use gpu::kernels::mla_merge;
 use gpu::kernels::mla_tile::Shape;
+use gpu::kernels::{mla_merge, mla_wide};
 
-use super::{aligned, contract, state_holds};
+use super::{Cache, KvFormat, aligned, contract, state_holds};
 use crate::device::{Device, Dims, Result};
 
 /// Blocks that the CPU device's launches are planned for, in place of its threads: the same on every machine.
@@ -25,8 +25,8 @@ const WIDE_PTX: &str = "sm_90";
 pub struct MlaAttention {
     /// `[rows, heads, KEY]`, see [`super::query`].
     pub q: Global<bf16>,
-    /// `[slots, KEY]` of one layer, rows up to S + `rows` appended.
-    pub cache: Global<bf16>,
+    /// Of one layer, rows up to S + `rows` appended. It is read only.
+    pub cache: Cache,
     /// `[rows, ceil(rows / 32)]`.
     pub ancestors: Global<u32>,
     pub state: Global<u32>,
@@ -56,13 +56,29 @@ pub enum MlaBlock {
 impl MlaBlock {
     pub const ALL: [Self; 5] = [Self::Wide64, Self::Rows32, Self::Rows16, Self::Compact32, Self::Compact16];
 
-    pub fn kernel(self) -> &'static Kernel<MlaAttentionArgs> {
+    pub fn kernel(self, cache: KvFormat) -> &'static Kernel<MlaAttentionArgs> {
+        match (cache, self) {
+            (KvFormat::Bf16, Self::Wide64) => &mla_wide::MLA_ATTENTION_WIDE_64,
+            (KvFormat::Bf16, Self::Rows32) => &kernel::MLA_ATTENTION_32,
+            (KvFormat::Bf16, Self::Rows16) => &kernel::MLA_ATTENTION_16,
+            (KvFormat::Bf16, Self::Compact32) => &kernel::MLA_ATTENTION_COMPACT_32,
+            (KvFormat::Bf16, Self::Compact16) => &kernel::MLA_ATTENTION_COMPACT_16,
+            (KvFormat::F8, Self::Wide64) => &mla_wide::MLA_ATTENTION_F8_WIDE_64,
+            (KvFormat::F8, Self::Rows32) => &kernel::MLA_ATTENTION_F8_32,
+            (KvFormat::F8, Self::Rows16) => &kernel::MLA_ATTENTION_F8_16,
+            (KvFormat::F8, Self::Compact32) => &kernel::MLA_ATTENTION_F8_COMPACT_32,
+            (KvFormat::F8, Self::Compact16) => &kernel::MLA_ATTENTION_F8_COMPACT_16,
+        }
+    }
+
+    /// As its kernels are called.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::Wide64 => &kernel::MLA_ATTENTION_WIDE_64,
-            Self::Rows32 => &kernel::MLA_ATTENTION_32,
-            Self::Rows16 => &kernel::MLA_ATTENTION_16,
-            Self::Compact32 => &kernel::MLA_ATTENTION_COMPACT_32,
-            Self::Compact16 => &kernel::MLA_ATTENTION_COMPACT_16,
+            Self::Wide64 => "wide_64",
+            Self::Rows32 => "32",
+            Self::Rows16 => "16",
+            Self::Compact32 => "compact_32",
+            Self::Compact16 => "compact_16",
         }
     }
 
@@ -70,27 +86,29 @@ impl MlaBlock {
     pub fn runs_on(self, device: &Device) -> bool {
         let info = device.info();
         let wide = !device.is_cuda() || info.ptx.as_deref() == Some(WIDE_PTX);
-        self.shape().shared_bytes() <= info.max_shared && (wide || self != Self::Wide64)
+        self.size().2 <= info.max_shared && (wide || self != Self::Wide64)
+    }
+
+    /// Packed queries of a block, keys of a round, and bytes of dynamic shared memory.
+    fn size(self) -> (usize, usize, u32) {
+        let of = |shape: Shape| (shape.rows(), shape.keys(), shape.shared_bytes());
+        match self {
+            Self::Wide64 => (mla_wide::ROWS, mla_wide::KEYS, mla_wide::SHARED),
+            Self::Rows32 => of(kernel::ROWS_32),
+            Self::Rows16 => of(kernel::ROWS_16),
+            Self::Compact32 => of(kernel::COMPACT_32),
+            Self::Compact16 => of(kernel::COMPACT_16),
+        }
     }
 
     /// About what a round takes on an H200; only the proportions count.
     fn round_us(self) -> f64 {
         match self {
-            Self::Wide64 => 2.7,
+            Self::Wide64 => 1.15,
             Self::Rows32 => 2.2,
             Self::Rows16 => 1.8,
             Self::Compact32 => 1.0,
             Self::Compact16 => 1.1,
-        }
-    }
-
-    pub fn shape(self) -> Shape {
-        match self {
-            Self::Wide64 => kernel::WIDE_64,
-            Self::Rows32 => kernel::ROWS_32,
-            Self::Rows16 => kernel::ROWS_16,
-            Self::Compact32 => kernel::COMPACT_32,
-            Self::Compact16 => kernel::COMPACT_16,
         }
     }
 }
@@ -126,13 +144,13 @@ pub fn mla_plan(device: &Device, slots: usize, rows: usize, heads: usize) -> Mla
 fn plan(blocks: &[MlaBlock], processors: usize, slots: usize, queries: usize) -> MlaPlan {
     let mut best = (f64::INFINITY, MlaPlan { block: blocks[0], parts: 1 });
     for &block in blocks {
-        let shape = block.shape();
-        let across = queries.div_ceil(shape.rows()).max(1);
+        let (rows, keys_a_round, _) = block.size();
+        let across = queries.div_ceil(rows).max(1);
         let most = (processors / across).min(slots.div_ceil(PART_KEYS as usize)).clamp(1, kernel::MAX_PARTS);
         for parts in 1..=most {
             let steps = slots.div_ceil(PART_KEYS as usize) * (PART_KEYS / kernel::STEP) as usize;
             let keys = steps.div_ceil(parts) * kernel::STEP as usize;
-            let rounds = (across * parts).div_ceil(processors) * keys.div_ceil(shape.keys());
+            let rounds = (across * parts).div_ceil(processors) * keys.div_ceil(keys_a_round);
             let merge = if parts == 1 { 0.0 } else { (parts * queries) as f64 * PART_US };
             let us = rounds as f64 * block.round_us() + merge;
             if us < best.0 {
@@ -146,38 +164,34 @@ fn plan(blocks: &[MlaBlock], processors: usize, slots: usize, queries: usize) ->
 /// Values of a workspace that does for up to `rows` rows on any device.
 pub fn mla_workspace(slots: usize, rows: usize, heads: usize) -> usize {
     let parts = slots.div_ceil(PART_KEYS as usize).min(kernel::MAX_PARTS);
-    let sums = MAX_PROCESSORS * kernel::WIDE_64.rows();
+    let sums = MAX_PROCESSORS * mla_wide::ROWS;
     if parts == 1 { 0 } else { (parts * rows * heads).min(sums) * (LATENT + 2) }
 }
 
-/// Queues the attention of `rows` rows.
+/// Queues the attention of `rows` rows. Keys are fetched while the launch before may still run: it must not write the
+/// cache.
 pub fn mla_attention(device: &Device, p: MlaAttention) -> Result<()> {
-    let plan = mla_plan(device, p.cache.len() / KEY, p.rows, p.heads);
+    let plan = mla_plan(device, p.cache.slots(), p.rows, p.heads);
     mla_attention_as(device, p, plan)
 }
 
 /// As [`mla_attention`] with a plan of the caller's.
 pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Result<()> {
     let queries = p.rows * p.heads;
-    let (block, shape) = (plan.block.kernel(), plan.block.shape());
+    let (block, (rows, _, shared)) = (plan.block.kernel(p.cache.format), plan.block.size());
     let name = block.name();
-    let (slots, words) = (p.cache.len() / KEY, p.rows.div_ceil(u32::BITS as usize));
+    let words = p.rows.div_ceil(u32::BITS as usize);
     state_holds(name, p.state.len())?;
     contract(name, p.rows <= kernel::MAX_ROWS, || {
         format!("{} rows; at most {} are possible", p.rows, kernel::MAX_ROWS)
     })?;
     contract(name, plan.block.runs_on(device), || {
-        format!(
-            "a block needs {} bytes of shared memory, or instructions, that the device has not",
-            shape.shared_bytes()
-        )
+        format!("a block needs {shared} bytes of shared memory, or instructions, that the device has not")
     })?;
     contract(name, (1..=kernel::MAX_PARTS).contains(&plan.parts), || {
         format!("{} parts; 1 to {} are possible", plan.parts, kernel::MAX_PARTS)
     })?;
-    contract(name, p.cache.len().is_multiple_of(KEY) && slots >= p.rows, || {
-        format!("the cache holds {}, expected rows of {KEY}, {} at least", p.cache.len(), p.rows)
-    })?;
+    p.cache.check(name, p.rows)?;
     contract(name, p.q.len() >= queries * KEY, || {
         format!("q holds {}, expected [{}, {}, {KEY}]", p.q.len(), p.rows, p.heads)
     })?;
@@ -195,7 +209,7 @@ pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Resu
     })?;
     let views = [
         ("q", p.q.addr()),
-        ("cache", p.cache.addr()),
+        ("cache", p.cache.bytes.addr()),
         ("workspace", p.workspace.addr()),
         ("the f32 output", p.out_f32.addr()),
         ("the bf16 output", p.out_bf16.addr()),
@@ -214,7 +228,7 @@ pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Resu
     };
     let args = MlaAttentionArgs {
         q: p.q,
-        cache: p.cache,
+        cache: p.cache.bytes.as_ref(),
         ancestors: p.ancestors,
         state: p.state,
         out_f32: p.out_f32,
@@ -226,12 +240,9 @@ pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Resu
         heads: p.heads as u32,
         words: words as u32,
     };
-    let dims = Dims {
-        grid: [queries.div_ceil(shape.rows()) as u32, plan.parts as u32, 1],
-        block: [kernel::THREADS, 1, 1],
-        shared: shape.shared_bytes(),
-    };
-    device.launch(block, dims, args)?;
+    let dims =
+        Dims { grid: [queries.div_ceil(rows) as u32, plan.parts as u32, 1], block: [kernel::THREADS, 1, 1], shared };
+    device.launch_overlapping(block, dims, args)?;
     if plan.parts == 1 {
         return Ok(());
     }
@@ -249,7 +260,7 @@ pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Resu
         true => (&mla_merge::MLA_MERGE_FEW, [queries.div_ceil(mla_merge::FEW_QUERIES) as u32, 1, 1]),
         false => (&mla_merge::MLA_MERGE, [queries as u32, mla_merge::QUARTERS as u32, 1]),
     };
-    device.launch(merge, Dims { grid, block: [mla_merge::THREADS, 1, 1], shared: 0 }, args)
+    device.launch_overlapping(merge, Dims { grid, block: [mla_merge::THREADS, 1, 1], shared: 0 }, args)
 }
 
 #[cfg(test)]
@@ -263,7 +274,7 @@ mod tests {
             for slots in [1, 63, 64, 65, 1089, 8193, 32768, 262_144] {
                 for (rows, heads) in [(1, 1), (1, 8), (5, 8), (1, 64), (8, 64), (64, 64), (1025, 64)] {
                     let found = plan(blocks, processors, slots, rows * heads);
-                    let across = (rows * heads).div_ceil(found.block.shape().rows());
+                    let across = (rows * heads).div_ceil(found.block.size().0);
                     assert!(found.parts == 1 || across * found.parts <= processors, "{found:?}");
                     assert!((1..=kernel::MAX_PARTS).contains(&found.parts), "{found:?}");
                     assert!(found.workspace(rows, heads) <= mla_workspace(slots, rows, heads), "{found:?}");

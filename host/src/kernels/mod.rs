@@ -5,6 +5,7 @@ mod accept;
 mod argmax;
 mod bandwidth;
 mod block_attention;
+mod cache;
 mod combine;
 mod commit;
 mod embed;
@@ -27,6 +28,7 @@ pub use argmax::{
 };
 pub use bandwidth::{copy_words, read_threads, read_words};
 pub use block_attention::{BlockAttention, block_attention};
+pub use cache::{Cache, KvFormat};
 pub use combine::{Combine, combine};
 pub use commit::{Commit, GatherRows, advance, commit, gather_rows};
 pub use embed::{Embed, Table, embed};

@@ -1,11 +1,11 @@
 //! Launchers of [`gpu::kernels::query`], [`gpu::kernels::kv_append`] and [`gpu::kernels::head_norm_rope`]: what
 //! attention reads, rotated and rounded.
 
-use cuda_std::{Global, GlobalMut, bf16};
+use cuda_std::{Global, GlobalMut, Kernel, bf16};
 use gpu::args::attention::{HeadNormRopeArgs, KEY, KvAppendArgs, LATENT, QueryArgs, ROPE};
 use gpu::kernels::{head_norm_rope as head_kernel, kv_append as kv_kernel, query as query_kernel};
 
-use super::{aligned, contract, state_holds};
+use super::{Cache, KvFormat, aligned, contract, state_holds};
 use crate::device::{Device, Dims, Result};
 
 /// Rotation tables on the device, `[positions, dim / 2]` each.
@@ -70,10 +70,11 @@ pub fn query(device: &Device, p: Query) -> Result<()> {
         nope: p.nope as u32,
     };
     let dims = Dims { grid: [queries as u32, 1, 1], block: [query_kernel::THREADS, 1, 1], shared: 0 };
-    device.launch(&query_kernel::QUERY, dims, args)
+    device.launch_overlapping(&query_kernel::QUERY, dims, args)
 }
 
-/// New cache rows of one layer: slot S + r gets `[bf16(rms_norm(t[r, ..LATENT])) | bf16(rotate(t[r, LATENT..]))]`.
+/// New cache rows of one layer: slot S + r gets `[bf16(rms_norm(t[r, ..LATENT])) | bf16(rotate(t[r, LATENT..]))]`, its
+/// latent in e4m3 with scales if the cache is f8.
 pub struct KvAppend {
     /// `[rows, KEY]`.
     pub t: Global<f32>,
@@ -84,25 +85,27 @@ pub struct KvAppend {
     /// `[rows]`.
     pub depths: Global<u32>,
     pub state: Global<u32>,
-    /// `[slots, KEY]` of one layer. Slots up to S + rows must exist: the kernel traps past the last.
-    pub cache: GlobalMut<bf16>,
+    /// Of one layer. Slots up to S + rows must exist: the kernel traps past the last.
+    pub cache: Cache,
     pub rows: usize,
 }
 
 /// Queues the append of `rows` rows. The committed length stays.
 pub fn kv_append(device: &Device, p: KvAppend) -> Result<()> {
-    let name = kv_kernel::KV_APPEND.name();
+    let kernel: &Kernel<KvAppendArgs> = match p.cache.format {
+        KvFormat::Bf16 => &kv_kernel::KV_APPEND,
+        KvFormat::F8 => &kv_kernel::KV_APPEND_F8,
+    };
+    let name = kernel.name();
     state_holds(name, p.state.len())?;
     p.rope.check(name, ROPE / 2)?;
     contract(name, p.depths.len() >= p.rows, || format!("{} depths for {} rows", p.depths.len(), p.rows))?;
     contract(name, p.weight.len() == LATENT, || format!("weight has {}, expected {LATENT}", p.weight.len()))?;
     contract(name, p.t.len() >= p.rows * KEY, || format!("t holds {}, expected [{}, {KEY}]", p.t.len(), p.rows))?;
-    contract(name, p.cache.len().is_multiple_of(KEY) && p.cache.len() >= p.rows * KEY, || {
-        format!("the cache holds {}, expected rows of {KEY}, {} at least", p.cache.len(), p.rows)
-    })?;
+    p.cache.check(name, p.rows)?;
     aligned(name, "t", p.t.addr(), 16)?;
     aligned(name, "weight", p.weight.addr(), 16)?;
-    aligned(name, "cache", p.cache.addr(), 8)?;
+    aligned(name, "cache", p.cache.bytes.addr(), 8)?;
     let args = KvAppendArgs {
         t: p.t,
         weight: p.weight,
@@ -110,11 +113,11 @@ pub fn kv_append(device: &Device, p: KvAppend) -> Result<()> {
         sin: p.rope.sin,
         depths: p.depths,
         state: p.state,
-        cache: p.cache,
+        cache: p.cache.bytes,
         eps: p.eps,
     };
     let dims = Dims { grid: [p.rows as u32, 1, 1], block: [kv_kernel::THREADS, 1, 1], shared: 0 };
-    device.launch(&kv_kernel::KV_APPEND, dims, args)
+    device.launch_overlapping(kernel, dims, args)
 }
 
 /// The drafter's heads: norm over a head (if `weight`), rotation of halves (if `rope`), rounded to row

@@ -90,7 +90,7 @@ impl Model {
             device,
             kernels::MlaAttention {
                 q: s.q_abs.view(),
-                cache: self.layer_cache(index).as_ref(),
+                cache: self.layer_cache(index),
                 ancestors: batch.ancestors,
                 state,
                 out_f32: s.latent.f32.view_mut(),
@@ -120,9 +120,9 @@ impl Model {
         linear(device, &Product { accumulate: true, ..Product::plain(&w.o_proj, s.heads.acts(), rows, s.x.view_mut()) })
     }
 
-    /// Cache rows of layer `index`, `[slots, kv_lora + rope]`.
-    fn layer_cache(&self, index: usize) -> cuda_std::GlobalMut<cuda_std::bf16> {
-        let len = self.slots * self.cache_width();
-        self.cache.view_mut().part(index * len, len)
+    /// Cache rows of layer `index`.
+    fn layer_cache(&self, index: usize) -> kernels::Cache {
+        let len = self.slots * self.kv.row_bytes();
+        kernels::Cache { format: self.kv, bytes: self.cache.view_mut().part(index * len, len) }
     }
 }

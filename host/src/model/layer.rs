@@ -1,7 +1,8 @@
 //! The weights of a layer.
 
 use super::Model;
-use crate::device::Buffer;
+use crate::device::{Buffer, Device};
+use crate::kernels::mla_plan;
 use crate::linear::{ExpertWeights, Plan, Weight, explain, explain_gate_up, explain_grouped};
 
 /// One decoder layer.
@@ -51,8 +52,8 @@ pub(super) struct Experts {
 }
 
 impl Model {
-    /// Which kernel, tile and split each product of a pass over `rows` rows takes, one line each.
-    pub fn explain(&self, rows: usize) -> Vec<String> {
+    /// Which kernel, tile and split each product of a pass over `rows` rows takes, and attention, one line each.
+    pub fn explain(&self, device: &Device, rows: usize) -> Vec<String> {
         let mut lines = Vec::new();
         let dense = |w: &Weight| format!("{}: {}", w.name(), explain(w, rows));
         let mlp = |m: &Mlp| [&m.gate_proj, &m.up_proj, &m.down_proj].map(dense);
@@ -81,6 +82,9 @@ impl Model {
             }
         }
         lines.push(dense(&self.lm_head));
+        let plan = mla_plan(device, self.slots, rows, self.config.num_attention_heads);
+        let (kernel, parts) = (plan.block.kernel(self.kv).name(), plan.parts);
+        lines.push(format!("attention over a cache in {}: {kernel}, context in up to {parts} parts", self.kv));
         lines
     }
 }

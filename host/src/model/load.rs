@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use super::layer::{Attention, Experts, Ffn, Layer, Mlp};
 use super::{Embedding, Model, Rope, Scratch, pass_rows, rope};
 use crate::device::{Buffer, Device, DeviceError};
+use crate::kernels::KvFormat;
 use crate::linear::{ExpertWeights, HostData, HostWeight, ScaleType, Upload, Weight};
 use crate::weights::{Bundle, WeightsError};
 
@@ -43,22 +44,21 @@ pub(crate) fn norm_weight(device: &Device, bundle: &Bundle, name: &str) -> Resul
 impl Model {
     /// Loads the target of `bundle` with a cache for `context` tokens and passes of up to `rows` rows, or of a prefill
     /// chunk.
-    pub fn load(device: &Device, bundle: &Bundle, context: usize, rows: usize) -> Result<Self> {
+    pub fn load(device: &Device, bundle: &Bundle, context: usize, rows: usize, kv: KvFormat) -> Result<Self> {
         // The order of loading below.
         let layers = (0..bundle.config().num_hidden_layers).map(|i| format!("model.layers.{i}."));
         let order: Vec<String> =
             [EMBEDDING.into()].into_iter().chain(layers).chain([NORM.into(), HEAD.into()]).collect();
-        bundle.reading_ahead(&order, || Self::load_in_order(device, bundle, context, rows))
+        bundle.reading_ahead(&order, || Self::load_in_order(device, bundle, context, rows, kv))
     }
 
-    fn load_in_order(device: &Device, bundle: &Bundle, context: usize, rows: usize) -> Result<Self> {
+    fn load_in_order(device: &Device, bundle: &Bundle, context: usize, rows: usize, kv: KvFormat) -> Result<Self> {
         let config = bundle.config().clone();
         let rows = pass_rows(rows);
         let slots = context + rows;
         let head = config.qk_nope_head_dim + config.qk_rope_head_dim;
         let scaling = config.rope_scaling.as_ref();
         let table = rope::rope_table(config.qk_rope_head_dim, config.rope_theta, scaling, slots);
-        let width = config.kv_lora_rank + config.qk_rope_head_dim;
         let upload = Upload::new(device)?;
         let layers = (0..config.num_hidden_layers).map(|i| load_layer(device, &upload, bundle, i));
         Ok(Self {
@@ -69,7 +69,8 @@ impl Model {
             rope: Rope::new(device, &table)?,
             softmax_scale: rope::softmax_scale(head, scaling),
             lora_norm_eps: bundle.settings().lora_norm_eps,
-            cache: device.zeros(config.num_hidden_layers * slots * width)?,
+            cache: device.zeros(config.num_hidden_layers * slots * kv.row_bytes())?,
+            kv,
             slots,
             rows,
             scratch: Scratch::new(device, &config, slots, rows)?,

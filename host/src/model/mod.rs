@@ -16,7 +16,7 @@ mod scratch;
 use cuda_std::{Global, GlobalMut, bf16};
 
 use crate::device::{Buffer, Device, Result};
-use crate::kernels::{self, Acts};
+use crate::kernels::{self, Acts, KvFormat};
 use crate::linear::{Product, Weight, linear};
 use crate::weights::ModelConfig;
 use layer::Layer;
@@ -98,8 +98,9 @@ pub struct Model {
     rope: Rope,
     softmax_scale: f32,
     lora_norm_eps: f32,
-    /// Latent and rotated key of each token: `[layers, slots, kv_lora + rope]`.
-    pub(crate) cache: Buffer<bf16>,
+    /// Latent and rotated key of each token: `[layers, slots, row_bytes]`.
+    cache: Buffer<u8>,
+    kv: KvFormat,
     /// Cache slots of a layer: the context and room for one round's rows behind it.
     pub(crate) slots: usize,
     /// Rows that one forward pass takes at most.
@@ -108,11 +109,6 @@ pub struct Model {
 }
 
 impl Model {
-    /// Values of a cache row.
-    pub fn cache_width(&self) -> usize {
-        self.config.kv_lora_rank + self.config.qk_rope_head_dim
-    }
-
     /// Runs all layers over `rows`, appends their cache rows behind the committed length, and leaves the logits of rows
     /// `first_logit..rows` in `logits` (`[rows - first_logit, vocabulary]`).
     ///
@@ -190,7 +186,7 @@ impl Model {
                 state,
                 layers: self.config.num_hidden_layers,
                 slots: self.slots,
-                width: self.cache_width(),
+                width: self.kv.row_bytes(),
             },
         )
     }

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::engine::round_bytes;
+use crate::kernels::KvFormat;
 use crate::model::{pass_rows, scratch_bytes};
 use crate::weights::{Bundle, DrafterConfig, ModelConfig, Role};
 pub use gpus::{GPUS, Gpu, GpuList};
@@ -26,6 +27,7 @@ const F32: u64 = 4;
 pub struct Request {
     /// Tokens that the cache holds.
     pub context: usize,
+    pub kv: KvFormat,
     /// Nodes of a tree, the root not counted; 0 without drafts.
     pub budget: usize,
     pub gpus: Vec<Gpu>,
@@ -106,6 +108,7 @@ pub struct Plan {
     pub parts: BTreeMap<Role, Part>,
     pub weight_bytes: u64,
     pub context: usize,
+    pub kv: KvFormat,
     pub cache_bytes_a_token: u64,
     pub cache_bytes: u64,
     /// The drafter's keys and values.
@@ -141,8 +144,8 @@ impl Plan {
         let routed = parts.get(&Role::RoutedExperts).map_or(0, |p| p.parameters);
         let (top, experts) = (c.num_experts_per_tok as u64, c.n_routed_experts as u64);
         let slots = request.context + pass_rows(request.budget + 1);
-        let width = (c.kv_lora_rank + c.qk_rope_head_dim) as u64;
-        let cache_bytes_a_token = c.num_hidden_layers as u64 * width * BF16;
+        let kv = request.kv;
+        let cache_bytes_a_token = (c.num_hidden_layers * kv.row_bytes()) as u64;
         let drafter_slots = drafter.map_or(0, |d| (slots + d.block_size) as u64);
         let drafter_row = drafter.map_or(0, drafter_row);
         let (tensors, payload_bytes) = match bundle.folder() {
@@ -156,14 +159,15 @@ impl Plan {
             active_parameters: parameters - routed + routed / experts * top,
             weight_bytes: sum(|p| p.bytes, true),
             context: request.context,
+            kv,
             cache_bytes_a_token,
             cache_bytes: cache_bytes_a_token * slots as u64,
             drafter_cache_bytes: drafter_row * drafter_slots,
             scratch_bytes: scratch(c, drafter, request.budget, slots),
             reserve_bytes: RESERVE,
             budget: request.budget,
-            token: floor(c, None, &parts, 1, request.context),
-            round: drafter.map(|d| floor(c, Some(d), &parts, request.budget + 1, request.context)),
+            token: floor(c, None, &parts, 1, request),
+            round: drafter.map(|d| floor(c, Some(d), &parts, request.budget + 1, request)),
             devices: Vec::new(),
             parts,
         };
@@ -242,7 +246,7 @@ fn floor(
     drafter: Option<&DrafterConfig>,
     parts: &BTreeMap<Role, Part>,
     rows: usize,
-    context: usize,
+    request: &Request,
 ) -> Floor {
     // Each row takes `top` of `experts`: an expert is left alone by all with this probability, if routing is uniform.
     let (top, experts) = (c.num_experts_per_tok as f64, c.n_routed_experts as f64);
@@ -260,8 +264,8 @@ fn floor(
         };
         weights.add(part, share);
     }
-    let width = (c.kv_lora_rank + c.qk_rope_head_dim) as u64;
-    cache.whole += (context as u64 * c.num_hidden_layers as u64 * width * BF16) as f64;
+    let Request { context, kv, .. } = *request;
+    cache.whole += (context * c.num_hidden_layers * kv.row_bytes()) as f64;
     cache.whole += drafter.map_or(0.0, |d| (context as u64 * drafter_row(d)) as f64);
     Floor { rows, experts_a_layer: woken * experts, weights, cache }
 }

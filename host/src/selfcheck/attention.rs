@@ -8,8 +8,8 @@ use super::compare::{Found, Probe, close, close_bf16, equal, rounded};
 use super::tokens::walked;
 use crate::device::{self, Buffer, Device};
 use crate::kernels::{
-    self, BlockAttention, Commit, GatherRows, HeadNormRope, KvAppend, MlaAttention, MlaBlock, MlaPlan, Query, Rope,
-    initial_state,
+    self, BlockAttention, Cache, Commit, GatherRows, HeadNormRope, KvAppend, KvFormat, MlaAttention, MlaBlock, MlaPlan,
+    Query, Rope, initial_state,
 };
 use crate::reference::{self, Tree, bounds};
 
@@ -89,7 +89,7 @@ pub fn kv_append(p: &Probe) -> Found {
         rope: tables.rope(),
         depths: depths.view(),
         state: state.view(),
-        cache: cache.view_mut(),
+        cache: Cache::bf16(cache.view_mut()),
         rows,
     };
     p.launch(|| kernels::kv_append(p.device, args))?;
@@ -101,56 +101,96 @@ pub fn kv_append(p: &Probe) -> Found {
     Ok(error)
 }
 
+/// As [`kv_append`], into a cache of codes: their values, and the other rows untouched.
+pub fn kv_append_f8(p: &Probe) -> Found {
+    let (rows, committed) = (6, 9);
+    let (tree, mut random) = (tree(rows), Random::new(28));
+    let (t, weight) = (random.floats(rows * KEY), random.floats(LATENT));
+    let tables = Tables::random(p.device, &mut random, committed + rows, ROPE / 2)?;
+    let (dt, dw) = (p.device.upload(&t)?, p.device.upload(&weight)?);
+    let (depths, state) = (p.device.upload(&tree.depths)?, p.device.upload(&initial_state(committed as u32, 0, 0))?);
+    let each = KvFormat::F8.row_bytes();
+    let before = vec![7u8; (committed + rows + 1) * each];
+    let cache = p.device.upload(&before)?;
+    let args = KvAppend {
+        t: dt.view(),
+        weight: dw.view(),
+        eps: EPS,
+        rope: tables.rope(),
+        depths: depths.view(),
+        state: state.view(),
+        cache: Cache::f8(cache.view_mut()),
+        rows,
+    };
+    p.launch(|| kernels::kv_append(p.device, args))?;
+    let (mut got, new) = (cache.read()?, committed * each..(committed + rows) * each);
+    let want = reference::kv_append(&t, &weight, EPS, &tables.cos, &tables.sin, &positions(&tree, committed));
+    let error = close_bf16("new rows", &reference::f8_values(&got[new.clone()]), &want, bounds::F8)?;
+    got[new].fill(7);
+    equal("the other rows", &got, &before)?;
+    Ok(error)
+}
+
 /// Whether a device has the shared memory for a kernel: the launcher of some has others for those that have not.
 pub fn fits(device: &Device, kernel: &str) -> bool {
-    let block = MlaBlock::ALL.into_iter().find(|block| block.kernel().name() == kernel);
+    let is = |block: &MlaBlock| KvFormat::ALL.iter().any(|&kv| block.kernel(kv).name() == kernel);
+    let block = MlaBlock::ALL.into_iter().find(is);
     block.is_none_or(|block| block.runs_on(device))
 }
 
 /// A few queries in one block.
-pub fn mla_16(p: &Probe) -> Found {
-    mla(p, MlaBlock::Rows16, 1, 100, 3, 2)
+pub fn mla_16(p: &Probe, kv: KvFormat) -> Found {
+    mla(p, kv, MlaBlock::Rows16, 1, 100, 3, 2)
 }
 
 /// 33 queries: the second block is not full.
-pub fn mla_32(p: &Probe) -> Found {
-    mla(p, MlaBlock::Rows32, 1, 100, 11, 3)
+pub fn mla_32(p: &Probe, kv: KvFormat) -> Found {
+    mla(p, kv, MlaBlock::Rows32, 1, 100, 11, 3)
 }
 
-pub fn mla_compact_16(p: &Probe) -> Found {
-    mla(p, MlaBlock::Compact16, 1, 40, 3, 2)
+pub fn mla_compact_16(p: &Probe, kv: KvFormat) -> Found {
+    mla(p, kv, MlaBlock::Compact16, 1, 40, 3, 2)
 }
 
-pub fn mla_compact_32(p: &Probe) -> Found {
-    mla(p, MlaBlock::Compact32, 1, 40, 11, 3)
+pub fn mla_compact_32(p: &Probe, kv: KvFormat) -> Found {
+    mla(p, kv, MlaBlock::Compact32, 1, 40, 11, 3)
 }
 
 /// 68 queries, by `wgmma`: the second block is not full.
-pub fn mla_wide_64(p: &Probe) -> Found {
-    mla(p, MlaBlock::Wide64, 1, 100, 17, 4)
+pub fn mla_wide_64(p: &Probe, kv: KvFormat) -> Found {
+    mla(p, kv, MlaBlock::Wide64, 1, 100, 17, 4)
 }
 
 pub fn mla_few_parts(p: &Probe) -> Found {
-    mla(p, MlaBlock::Compact16, 3, 400, 2, 1)
+    mla(p, KvFormat::Bf16, MlaBlock::Compact16, 3, 400, 2, 1)
 }
 
 pub fn mla_many_parts(p: &Probe) -> Found {
-    mla(p, MlaBlock::Compact16, 9, 640, 1, 2)
+    mla(p, KvFormat::Bf16, MlaBlock::Compact16, 9, 640, 1, 2)
 }
 
-fn mla(p: &Probe, block: MlaBlock, parts: usize, committed: usize, rows: usize, heads: usize) -> Found {
+fn mla(p: &Probe, kv: KvFormat, block: MlaBlock, parts: usize, committed: usize, rows: usize, heads: usize) -> Found {
     let (plan, slots) = (MlaPlan { block, parts }, committed + rows + 4);
     let (tree, mut random) = (tree(rows), Random::new(23));
     let q = random.bf16s(rows * heads * KEY);
-    let mut cache = random.bf16s((committed + rows) * KEY);
-    cache.resize(slots * KEY, bf16::NAN);
-    let (dq, d_cache, bits) = (p.device.upload(&q)?, p.device.upload(&cache)?, p.device.upload(&tree.ancestors)?);
+    let values = random.bf16s((committed + rows) * KEY);
+    let (mut bytes, values): (Vec<u8>, _) = match kv {
+        KvFormat::Bf16 => (values.iter().flat_map(|v| v.to_le_bytes()).collect(), values),
+        KvFormat::F8 => {
+            let bytes = reference::f8_rows(&values.iter().map(|v| v.to_f64()).collect::<Vec<_>>());
+            let values = reference::f8_values(&bytes);
+            (bytes, values)
+        }
+    };
+    // NaN in either format.
+    bytes.resize(slots * kv.row_bytes(), 0xFF);
+    let (dq, d_cache, bits) = (p.device.upload(&q)?, p.device.upload(&bytes)?, p.device.upload(&tree.ancestors)?);
     let state = p.device.upload(&initial_state(committed as u32, 0, 0))?;
     let workspace = p.device.alloc(plan.workspace(rows, heads))?;
     let (out, out_bf16) = (p.device.alloc(rows * heads * LATENT)?, p.device.alloc(rows * heads * LATENT)?);
     let args = MlaAttention {
         q: dq.view(),
-        cache: d_cache.view(),
+        cache: Cache { format: kv, bytes: d_cache.view_mut() },
         ancestors: bits.view(),
         state: state.view(),
         scale: SCALE,
@@ -163,7 +203,7 @@ fn mla(p: &Probe, block: MlaBlock, parts: usize, committed: usize, rows: usize, 
     p.launch(|| kernels::mla_attention_as(p.device, args, plan))?;
     let out = out.read()?;
     rounded(&out, &out_bf16.read()?)?;
-    let want = reference::mla_attention(&q, &cache, &tree.ancestors, committed, rows, heads, SCALE);
+    let want = reference::mla_attention(&q, &values, &tree.ancestors, committed, rows, heads, SCALE);
     close("out", &out, &want, bounds::ATTENTION)
 }
 

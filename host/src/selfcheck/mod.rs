@@ -12,6 +12,7 @@ mod rows;
 mod tokens;
 
 use crate::device::Device;
+use crate::kernels::KvFormat;
 use compare::{Found, Probe};
 pub use random::Random;
 
@@ -39,11 +40,17 @@ type Check = (&'static [&'static str], fn(&Probe) -> Found);
 const CHECKS: &[Check] = &[
     (&["query"], attention::query),
     (&["kv_append"], attention::kv_append),
-    (&["mla_attention_16"], attention::mla_16),
-    (&["mla_attention_32"], attention::mla_32),
-    (&["mla_attention_compact_16"], attention::mla_compact_16),
-    (&["mla_attention_compact_32"], attention::mla_compact_32),
-    (&["mla_attention_wide_64"], attention::mla_wide_64),
+    (&["kv_append_f8"], attention::kv_append_f8),
+    (&["mla_attention_16"], |p| attention::mla_16(p, KvFormat::Bf16)),
+    (&["mla_attention_32"], |p| attention::mla_32(p, KvFormat::Bf16)),
+    (&["mla_attention_compact_16"], |p| attention::mla_compact_16(p, KvFormat::Bf16)),
+    (&["mla_attention_compact_32"], |p| attention::mla_compact_32(p, KvFormat::Bf16)),
+    (&["mla_attention_wide_64"], |p| attention::mla_wide_64(p, KvFormat::Bf16)),
+    (&["mla_attention_f8_16"], |p| attention::mla_16(p, KvFormat::F8)),
+    (&["mla_attention_f8_32"], |p| attention::mla_32(p, KvFormat::F8)),
+    (&["mla_attention_f8_compact_16"], |p| attention::mla_compact_16(p, KvFormat::F8)),
+    (&["mla_attention_f8_compact_32"], |p| attention::mla_compact_32(p, KvFormat::F8)),
+    (&["mla_attention_f8_wide_64"], |p| attention::mla_wide_64(p, KvFormat::F8)),
     (&["mla_merge"], attention::mla_many_parts),
     (&["mla_merge_few"], attention::mla_few_parts),
     (&["block_attention_64"], attention::block_64),

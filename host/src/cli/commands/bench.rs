@@ -18,7 +18,7 @@ pub fn run(args: &BenchKernel) -> Result<()> {
         return Err(Failure::usage(format!("no bench `{unknown}`; there are {}", names.join(", "))));
     }
     let (shapes, rows) = (args.shape.clone(), args.m.clone());
-    let options = Options { shapes, rows, routing: args.routing, numbers: args.format };
+    let options = Options { shapes, rows, kv: args.kv, routing: args.routing, numbers: args.format };
     let device = Device::open(args.device, args.ptx.as_deref())?;
     let info = device.info();
     let memory = Memory::measure(&device)?;

@@ -48,7 +48,7 @@ fn fits(bundle: &Bundle, device: &Device, options: &EngineOptions) -> Result<()>
     let Some(free) = device.free_memory() else { return Ok(()) };
     let context = options.context.unwrap_or(bundle.config().max_position_embeddings);
     let budget = if options.draft == Draft::Dflash { options.budget } else { 0 };
-    let plan = Plan::new(bundle, &Request { context, budget, gpus: Vec::new() });
+    let plan = Plan::new(bundle, &Request { context, kv: options.kv, budget, gpus: Vec::new() });
     let cache = plan.cache_bytes + plan.drafter_cache_bytes;
     if plan.weight_bytes + cache <= free {
         return Ok(());

@@ -20,7 +20,7 @@ pub fn run(args: &Decode, bundle: &Bundle, default_budget: usize) -> Result<()> 
     let drafts = bundle.drafter().is_some() && args.draft != Some(DraftArg::None);
     let budget = if drafts { args.budget.map_or(default_budget, |b| b as usize) } else { 0 };
     let gpus = args.plan_gpus.clone().map_or_else(Vec::new, |list| list.0);
-    let plan = Plan::new(bundle, &Request { context: args.context.unwrap_or(most), budget, gpus });
+    let plan = Plan::new(bundle, &Request { context: args.context.unwrap_or(most), kv: args.kv, budget, gpus });
     if args.json { output::json(&document(bundle, &plan)) } else { output::put(text(bundle, &plan)) }
 }
 
@@ -54,7 +54,7 @@ fn text(bundle: &Bundle, plan: &Plan) -> String {
         row(&format!("  in {format}"), share.bytes as u64, format!("{} weights", share.weights));
     }
     let each = Bytes(plan.cache_bytes_a_token);
-    row("cache", plan.cache_bytes, format!("{} tokens, {each} each", plan.context));
+    row("cache", plan.cache_bytes, format!("{} tokens in {}, {each} each", plan.context, plan.kv));
     if plan.drafter_cache_bytes > 0 {
         row("drafter's cache", plan.drafter_cache_bytes, String::new());
     }

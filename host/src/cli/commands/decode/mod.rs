@@ -39,6 +39,7 @@ pub fn run(args: &Decode) -> Result<()> {
     let info = device.info();
     output::note(format_args!("{} on {} ({})", bundle.settings().name, info.device, info.name));
     let options = EngineOptions {
+        kv: args.kv,
         context: Some(plan.context),
         draft: plan.draft,
         budget: plan.budget,

@@ -238,6 +238,7 @@ impl Report<'_> {
             "decode_us": total(&self.stages()),
             "stages_us": self.stages(),
             "formats": formats(self.bundle, false),
+            "kv": self.args.kv,
         });
         let mut add = |key: &str, value: Value| {
             if let (Some(fields), false) = (document.as_object_mut(), value.is_null()) {

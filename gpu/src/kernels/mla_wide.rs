@@ -1,0 +1,474 @@
+//! [`super::mla_attention`] by `wgmma`: blocks of 64 packed queries, rounds of 32 keys.
+//!
+//! The block's two warpgroups take turns. In round t one of them turns the scores of its keys into weights while the
+//! other has the tensor cores at the scores of round t + 1; then both multiply the weights of round t with their half
+//! of the latent's columns. Two barriers a round, and no tensor core waits for an exponential:
+//!
+//! ```text
+//! warpgroup 0   | weights 0 | values 0 | scores 2  | values 1 | weights 2 | values 2 |
+//! warpgroup 1   | scores 1  | values 0 | weights 1 | values 1 | scores 3  | values 2 |
+//!               barrier  barrier
+//! ```
+//!
+//! Four rounds of keys lie in shared memory: one for values, one for scores, two on their way. Of an f8 cache three do,
+//! and the codes of two: the warpgroup with the weights of round t widens round t + 2 behind them, while round t + 3 is
+//! on its way. Weights of even rounds take columns 0..32 of their panel, those of odd rounds the others. A thread has the whole scores of two rows and 8
+//! keys each; a row's base is found within its warp. What the base, the sums and the parts of a context are is told
+//! there.
+
+use cuda_std::async_copy::{cp_async_16, cp_async_16_or_zero, cp_async_commit, cp_async_wait};
+use cuda_std::{Global, Shared, bf16, dynamic_shared, kernel, math, thread, warp, wgmma};
+
+use super::fragments::{PIECE, Sums, scale_rows, softmax_base};
+use super::mla_attention::{HEADROOM, Keys, THREADS, part_start, parts_used, visible};
+use super::mla_tile::{F8_STRIDE, PANEL, piece_at, thread_index, widen};
+use crate::args::attention::{F8_ROTARY, F8_ROW, F8_SCALES, KEY, LATENT, MlaAttentionArgs};
+use crate::args::state;
+use crate::unroll::unroll;
+
+/// Packed queries of a block, and keys of a round.
+pub const ROWS: usize = 64;
+pub const KEYS: usize = 32;
+
+/// Rounds of keys in shared memory.
+const STAGES: usize = 4;
+const KEY_PANELS: usize = KEY / PANEL;
+const PANEL_PIECES: usize = PANEL / PIECE;
+/// Threads of a warpgroup.
+const GROUP: usize = 128;
+/// Tiles of 8 keys in a round.
+const KEYS8: usize = KEYS / 8;
+
+/// Words of two bytes of an f8 row, and where its scales and its rotary key begin.
+const F8_WORDS: usize = F8_ROW / size_of::<bf16>();
+const F8_SCALE_WORDS: usize = F8_SCALES / size_of::<bf16>();
+const F8_ROTARY_WORDS: usize = F8_ROTARY / size_of::<bf16>();
+/// Stages of an f8 cache's keys after they are widened; two of codes take the place of the fourth.
+const F8_STAGES: usize = STAGES - 1;
+
+const STAGE_BYTES: usize = KEYS * KEY * size_of::<bf16>();
+const STAGES_AT: usize = ROWS * KEY * size_of::<bf16>();
+const WEIGHTS_AT: usize = STAGES_AT + STAGES * STAGE_BYTES;
+const STATS_AT: usize = WEIGHTS_AT + ROWS * PANEL * size_of::<bf16>();
+/// Words behind the tiles: bases, shrinks, sums of both warpgroups, a flag for each warp of a warpgroup.
+const STATS: usize = 4 * ROWS + FLAGS;
+const FLAGS: usize = 4;
+
+/// Bytes of dynamic shared memory of a block.
+pub const SHARED: u32 = (STATS_AT + STATS * size_of::<f32>()) as u32;
+
+const _: () = assert!(2 * KEYS * F8_STRIDE * size_of::<bf16>() <= STAGE_BYTES);
+const _: () = assert!(SHARED <= crate::SHARED_LIMIT_LARGE);
+const _: () = assert!(KEYS * PANEL_PIECES == THREADS as usize && 2 * KEYS == ROWS && KEY_PANELS == 9);
+const _: () = assert!(2 * KEYS == PANEL, "the weights of two rounds share a panel");
+
+/// A block's shared memory.
+#[derive(Clone, Copy)]
+struct Tiles {
+    queries: Shared<bf16>,
+    weights: Shared<bf16>,
+    /// What is subtracted from a row's scores.
+    bases: Shared<f32>,
+    /// What a row's sums so far are multiplied by when its base has moved.
+    shrinks: Shared<f32>,
+    /// `[2, ROWS]`.
+    sums: Shared<f32>,
+    /// Whether a base of a warp's rows has moved in this round.
+    flags: Shared<u32>,
+}
+
+impl Tiles {
+    #[inline(always)]
+    fn new() -> Self {
+        let at = |words: usize| (STATS_AT + words * size_of::<f32>()) as u32;
+        Self {
+            queries: dynamic_shared(0, (ROWS * KEY) as u32),
+            weights: dynamic_shared(WEIGHTS_AT as u32, (ROWS * PANEL) as u32),
+            bases: dynamic_shared(at(0), ROWS as u32),
+            shrinks: dynamic_shared(at(ROWS), ROWS as u32),
+            sums: dynamic_shared(at(2 * ROWS), 2 * ROWS as u32),
+            flags: dynamic_shared(at(4 * ROWS), FLAGS as u32),
+        }
+    }
+
+    /// The keys of a stage: panels of 32 rows.
+    #[inline(always)]
+    fn stage(self, stage: usize) -> Shared<bf16> {
+        dynamic_shared((STAGES_AT + stage * STAGE_BYTES) as u32, (KEYS * KEY) as u32)
+    }
+
+    /// Codes and scales of the rounds that `round` is one of, the even or the odd ones.
+    #[inline(always)]
+    fn codes(self, round: u32) -> Shared<bf16> {
+        let half = KEYS * F8_STRIDE;
+        self.stage(F8_STAGES).slice(round as usize % 2 * half, half)
+    }
+}
+
+/// Where a lane is.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Its warpgroup: 0 has the scores of even rounds, and the first half of the latent's columns.
+    half: usize,
+    /// Warp of the warpgroup, which has rows `16 warp ..` of scores and of sums.
+    warp: usize,
+    group: usize,
+    quad: usize,
+}
+
+impl Place {
+    #[inline(always)]
+    fn new(t: usize) -> Self {
+        let lane = t % warp::WARP as usize;
+        Self { half: t / GROUP, warp: t % GROUP / warp::WARP as usize, group: lane / 4, quad: lane % 4 }
+    }
+
+    /// Row of the block of the lower or upper half of this lane's fragments.
+    #[inline(always)]
+    fn row(self, half: usize) -> usize {
+        16 * self.warp + 8 * half + self.group
+    }
+}
+
+/// This thread's row of 32 and piece of each panel, in a panel.
+#[inline(always)]
+fn copy_place() -> (usize, usize) {
+    let t = thread_index();
+    (t / PANEL_PIECES, t % PANEL_PIECES)
+}
+
+/// The keys of a block, and where copies of them go.
+#[derive(Clone, Copy)]
+struct Source {
+    /// In words of two bytes, whatever they hold.
+    cache: Global<bf16>,
+    tiles: Tiles,
+    first: u32,
+    last: u32,
+}
+
+impl Source {
+    /// Key of this thread in a round, whether all keys of the round are there, and whether this one is.
+    #[inline(always)]
+    fn place(self, round: u32) -> (usize, bool, bool) {
+        let (key, row) = (self.first + round * KEYS as u32, copy_place().0 as u32);
+        ((key + row) as usize, key + KEYS as u32 <= self.last, key + row < self.last)
+    }
+
+    /// Starts the copies of a round of a bf16 cache; zeros behind the last key. Eight threads copy a key, 128 bytes at
+    /// a time.
+    #[inline(always)]
+    fn fetch(self, round: u32) {
+        let ((row, piece), (key, whole, valid)) = (copy_place(), self.place(round));
+        let to = self.tiles.stage(round as usize % STAGES);
+        let (into, from) = (piece_at(row, piece), key * KEY + piece * PIECE);
+        if whole {
+            unroll!(panel in 0 1 2 3 4 5 6 7 8; {
+                cp_async_16(to, panel * KEYS * PANEL + into, self.cache, from + panel * PANEL);
+            });
+        } else {
+            unroll!(panel in 0 1 2 3 4 5 6 7 8; {
+                cp_async_16_or_zero(to, panel * KEYS * PANEL + into, self.cache, from + panel * PANEL, valid);
+            });
+        }
+    }
+
+    /// As [`Self::fetch`] for the codes and scales of an f8 cache.
+    #[inline(always)]
+    fn fetch_codes(self, round: u32) {
+        let ((row, piece), (key, _, valid)) = (copy_place(), self.place(round));
+        let to = self.tiles.codes(round);
+        let (into, from) = (row * F8_STRIDE + piece * PIECE, key * F8_WORDS + piece * PIECE);
+        unroll!(part in 0 1 2 3; {
+            cp_async_16_or_zero(to, into + part * PANEL, self.cache, from + part * PANEL, valid);
+        });
+        if piece == 0 {
+            cp_async_16_or_zero(to, into + F8_SCALE_WORDS, self.cache, from + F8_SCALE_WORDS, valid);
+        }
+    }
+
+    /// As [`Self::fetch`] for the rotary keys of an f8 cache.
+    #[inline(always)]
+    fn fetch_rotary(self, round: u32) {
+        let ((row, piece), (key, _, valid)) = (copy_place(), self.place(round));
+        let to = self.tiles.stage(round as usize % F8_STAGES);
+        let into = (KEY_PANELS - 1) * KEYS * PANEL + piece_at(row, piece);
+        cp_async_16_or_zero(to, into, self.cache, key * F8_WORDS + F8_ROTARY_WORDS + piece * PIECE, valid);
+    }
+
+    /// Widens a round's codes, by the threads of a warpgroup.
+    #[inline(always)]
+    fn widen(self, round: u32) {
+        let to = self.tiles.stage(round as usize % F8_STAGES);
+        widen(self.tiles.codes(round), to, KEYS, thread_index() % GROUP, GROUP);
+    }
+}
+
+/// Starts the copies of the queries; zeros behind the last.
+#[inline(always)]
+fn fetch_queries(q: Global<bf16>, to: Shared<bf16>, query0: usize, queries: usize) {
+    let (row, piece) = copy_place();
+    unroll!(half in 0 1; {
+        let row = row + half * ROWS / 2;
+        let (into, from) = (piece_at(row, piece), (query0 + row) * KEY + piece * PIECE);
+        unroll!(panel in 0 1 2 3 4 5 6 7 8; {
+            let to_panel = panel * ROWS * PANEL + into;
+            cp_async_16_or_zero(to, to_panel, q, from + panel * PANEL, query0 + row < queries);
+        });
+    });
+}
+
+/// A thread's scores: of two rows, of 8 keys each.
+type Scores = [[f32; 4]; KEYS8];
+
+/// The products are `wgmma` of sm_90a.
+#[kernel]
+pub fn mla_attention_wide_64(a: MlaAttentionArgs) {
+    attention::<false>(a);
+}
+
+/// The same over an f8 cache.
+#[kernel]
+pub fn mla_attention_f8_wide_64(a: MlaAttentionArgs) {
+    attention::<true>(a);
+}
+
+#[inline(always)]
+fn attention<const F8: bool>(a: MlaAttentionArgs) {
+    let queries = a.rows as usize * a.heads as usize;
+    let query0 = thread::block_idx_x() as usize * ROWS;
+    let committed = a.state.get(state::COMMITTED);
+    let end = committed + a.rows;
+    let (part, parts) = (thread::block_idx_y(), parts_used(end, thread::grid_dim_y()));
+    if part >= parts {
+        return;
+    }
+    let (first, last) = (part_start(end, part, parts), part_start(end, part + 1, parts));
+    let keys = Keys { committed, last };
+    let rounds = (last - first).div_ceil(KEYS as u32);
+    let tiles = Tiles::new();
+    let cache = Global::from_raw(a.cache.addr(), a.cache.len() / size_of::<bf16>());
+    let source = Source { cache, tiles, first, last };
+    let stages = if F8 { F8_STAGES } else { STAGES };
+    let t = thread_index();
+    let at = Place::new(t);
+
+    // The launch before writes queries, not keys.
+    if F8 {
+        source.fetch_codes(0);
+        source.fetch_codes(1);
+        source.fetch_rotary(0);
+        source.fetch_rotary(1);
+    } else {
+        source.fetch(0);
+    }
+    thread::wait_for_previous();
+    thread::start_next();
+    fetch_queries(a.q, tiles.queries, query0, queries);
+    cp_async_commit();
+    if !F8 {
+        source.fetch(1);
+        cp_async_commit();
+        source.fetch(2);
+        cp_async_commit();
+    }
+    if t < ROWS {
+        tiles.bases.set(t, f32::NEG_INFINITY);
+    }
+    if t < FLAGS {
+        tiles.flags.set(t, 0);
+    }
+
+    let mut s: Scores = [[0.0; 4]; KEYS8];
+    let mut sum = [0f32; 2];
+    let mut acc: [Sums; 4] = [[[0.0; 4]; 8]; 4];
+    if F8 {
+        cp_async_wait::<0>();
+        thread::sync_threads();
+        source.widen(at.half as u32);
+    } else {
+        cp_async_wait::<2>();
+    }
+    wgmma::fence_async();
+    thread::sync_threads();
+    if F8 {
+        source.fetch_codes(2);
+        cp_async_commit();
+    }
+    if at.half == 0 {
+        wgmma::start_nt_32(&mut s, tiles.queries, tiles.stage(0));
+        wgmma::wait_32(&mut s);
+    }
+    let mut round = 0;
+    while round < rounds {
+        // The keys of the next round have come; those of the round before are no longer read.
+        if F8 {
+            cp_async_wait::<0>();
+        } else {
+            cp_async_wait::<1>();
+        }
+        wgmma::fence_async();
+        thread::sync_threads();
+        let scores_next = at.half != round as usize % 2;
+        let mut new = [0f32; 2];
+        if scores_next {
+            if round + 1 < rounds {
+                s = [[0.0; 4]; KEYS8];
+                wgmma::start_nt_32(&mut s, tiles.queries, tiles.stage((round as usize + 1) % stages));
+                ahead::<F8>(source, round);
+                wgmma::wait_32(&mut s);
+            }
+        } else {
+            ahead::<F8>(source, round);
+            let key = first + round * KEYS as u32;
+            new = weights(&a, &mut s, tiles, at, query0, keys, key, round as usize % 2);
+            if F8 && round + 2 < rounds {
+                source.widen(round + 2);
+            }
+            wgmma::fence_async();
+        }
+        cp_async_commit();
+        thread::sync_threads();
+        if tiles.flags.get(at.warp) != 0 {
+            unroll!(half in 0 1; {
+                let shrink = tiles.shrinks.get(at.row(half));
+                unroll!(i in 0 1 2 3; {
+                    scale_rows(&mut acc[i], half, shrink);
+                });
+                sum[half] *= shrink;
+            });
+        }
+        sum = [sum[0] + new[0], sum[1] + new[1]];
+        let panels = 4 * KEYS * PANEL;
+        let values = tiles.stage(round as usize % stages).slice(at.half * panels, panels);
+        wgmma::add_nn_32(&mut acc, tiles.weights, round as usize % 2 * KEYS, values);
+        round += 1;
+    }
+    finish(&a, tiles, at, sum, &acc, query0, parts > 1);
+}
+
+/// Starts the copies that round `round` makes for later ones.
+#[inline(always)]
+fn ahead<const F8: bool>(source: Source, round: u32) {
+    if F8 {
+        source.fetch_codes(round + 3);
+        source.fetch_rotary(round + 2);
+    } else {
+        source.fetch(round + 3);
+    }
+}
+
+/// Weights of this warp's scores, rounded into shared memory; returns the sums of what was stored there. A base that a
+/// score exceeds by far becomes the row's largest score.
+#[inline(always)]
+fn weights(
+    a: &MlaAttentionArgs,
+    s: &mut Scores,
+    tiles: Tiles,
+    at: Place,
+    query0: usize,
+    keys: Keys,
+    key: u32,
+    odd: usize,
+) -> [f32; 2] {
+    unroll!(n in 0 1 2 3; {
+        unroll!(i in 0 1 2 3; {
+            s[n][i] *= a.scale_log2;
+        });
+    });
+    if key + KEYS as u32 > keys.committed.min(keys.last) {
+        let queries = a.rows as usize * a.heads as usize;
+        unroll!(half in 0 1; {
+            let query = (query0 + at.row(half)).min(queries - 1);
+            let row = math::div(query as u32, a.heads) as usize;
+            let words = a.ancestors.slice(row * a.words as usize, a.words as usize);
+            let seen = visible(words, keys, key) >> (2 * at.quad);
+            unroll!(n in 0 1 2 3; {
+                unroll!(i in 0 1; {
+                    if seen >> (8 * n + i) & 1 == 0 {
+                        s[n][2 * half + i] = f32::NEG_INFINITY;
+                    }
+                });
+            });
+        });
+    }
+    let mut base = [tiles.bases.get(at.row(0)), tiles.bases.get(at.row(1))];
+    let mut max = [f32::NEG_INFINITY; 2];
+    unroll!(half in 0 1; {
+        unroll!(n in 0 1 2 3; {
+            max[half] = max[half].max(s[n][2 * half]).max(s[n][2 * half + 1]);
+        });
+    });
+    let moves = warp::any(max[0] > base[0] + HEADROOM || max[1] > base[1] + HEADROOM);
+    if moves {
+        // All lanes of a row have read its base.
+        warp::sync_warp();
+        unroll!(half in 0 1; {
+            let pair = max[half].max(warp::shfl_xor(max[half], 1));
+            let largest = pair.max(warp::shfl_xor(pair, 2));
+            let old = base[half];
+            base[half] = if largest > old + HEADROOM { largest } else { old };
+            if at.quad == 0 {
+                tiles.bases.set(at.row(half), base[half]);
+                tiles.shrinks.set(at.row(half), math::exp2(old - softmax_base(base[half])));
+            }
+        });
+    }
+    if at.group == 0 && at.quad == 0 {
+        tiles.flags.set(at.warp, moves as u32);
+    }
+    let mut sum = [0f32; 2];
+    unroll!(half in 0 1; {
+        let base = softmax_base(base[half]);
+        unroll!(n in 0 1 2 3; {
+            let pair = math::pack_bf16(math::exp2(s[n][2 * half] - base), math::exp2(s[n][2 * half + 1] - base));
+            sum[half] += math::bf16_lo(pair) + math::bf16_hi(pair);
+            tiles.weights.st4(piece_at(at.row(half), odd * KEYS8 + n) + 2 * at.quad, pair);
+        });
+    });
+    sum
+}
+
+/// Divides and stores, or stores undivided for the merge.
+#[inline(always)]
+fn finish(a: &MlaAttentionArgs, tiles: Tiles, at: Place, sum: [f32; 2], acc: &[Sums; 4], query0: usize, split: bool) {
+    unroll!(half in 0 1; {
+        let pair = sum[half] + warp::shfl_xor(sum[half], 1);
+        let quad = pair + warp::shfl_xor(pair, 2);
+        if at.quad == 0 {
+            tiles.sums.set(at.half * ROWS + at.row(half), quad);
+        }
+    });
+    thread::sync_threads();
+    let queries = a.rows as usize * a.heads as usize;
+    let from = thread::block_idx_y() as usize * queries;
+    unroll!(half in 0 1; {
+        let row = at.row(half);
+        let query = query0 + row;
+        if query < queries {
+            let total = tiles.sums.get(row) + tiles.sums.get(ROWS + row);
+            let factor = if split { 1.0 } else { 1.0 / total };
+            unroll!(i in 0 1 2 3; {
+                let column = (4 * at.half + i) * PANEL + 2 * at.quad;
+                unroll!(n in 0 1 2 3 4 5 6 7; {
+                    let pair = [acc[i][n][2 * half] * factor, acc[i][n][2 * half + 1] * factor];
+                    if split {
+                        a.partial.st8((from + query) * LATENT + column + 8 * n, pair.map(f32::to_bits));
+                    } else {
+                        let to = query * LATENT + column + 8 * n;
+                        if !a.out_f32.is_empty() {
+                            a.out_f32.st8(to, pair.map(f32::to_bits));
+                        }
+                        if !a.out_bf16.is_empty() {
+                            a.out_bf16.st4(to, math::pack_bf16(pair[0], pair[1]));
+                        }
+                    }
+                });
+            });
+            if split && at.half == 0 && at.quad == 0 {
+                a.partial_max_sum.set((from + query) * 2, tiles.bases.get(row));
+                a.partial_max_sum.set((from + query) * 2 + 1, total);
+            }
+        }
+    });
+}
