@@ -7,7 +7,7 @@ use gpu::args::attention::{KEY, LATENT};
 
 use super::{Case, Cases, Options, Run, refused, sets};
 use crate::device::{Buffer, Device, Result};
-use crate::kernels::{MlaAttention, MlaBlock, MlaPlan, initial_state, mla_attention_as, mla_plan};
+use crate::kernels::{Cache, KvFormat, MlaAttention, MlaBlock, MlaPlan, initial_state, mla_attention_as, mla_plan};
 use crate::reference;
 use crate::selfcheck::Random;
 
@@ -45,8 +45,7 @@ impl std::str::FromStr for Shape {
         };
         let planned = |plan| {
             let (name, parts) = two(plan, '/')?;
-            let block =
-                MlaBlock::ALL.into_iter().find(|block| block.kernel().name() == format!("mla_attention_{name}"))?;
+            let block = MlaBlock::ALL.into_iter().find(|block| block.name() == name)?;
             Some(MlaPlan { block, parts })
         };
         let bad = || format!("shape `{text}`: expected HEADSxCONTEXT or HEADSxCONTEXT:BLOCK/PARTS");
@@ -74,7 +73,7 @@ fn ancestors(random: &mut Random, rows: usize) -> Vec<u32> {
 /// One set of memory.
 struct Memory {
     q: Buffer<bf16>,
-    cache: Buffer<bf16>,
+    cache: Buffer<u8>,
 }
 
 /// Attention of a tree.
@@ -95,19 +94,28 @@ pub fn mla<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
         let rows = rows.clone();
         rows.into_iter().map(move |rows| (shape.clone(), rows))
     });
-    Ok(Box::new(cases.map(move |(shape, rows)| case(device, &shape, rows))))
+    Ok(Box::new(cases.map(move |(shape, rows)| case(device, &shape, rows, options.kv))))
 }
 
-fn case(device: &Device, shape: &Shape, rows: usize) -> Result<Case> {
+fn case(device: &Device, shape: &Shape, rows: usize, kv: KvFormat) -> Result<Case> {
     let mut random = Random::new(SEED);
     let Shape { heads, context, plan } = *shape;
     let (queries, slots) = (rows * heads, context + rows);
     let plan = plan.unwrap_or_else(|| mla_plan(device, slots, rows, heads));
     let (host_q, host_cache) = (random.bf16s(queries * KEY), random.bf16s(slots * KEY));
+    // The error is that of the kernel: values of the reference are those that the cache stands for.
+    let (bytes, host_cache): (Vec<u8>, _) = match kv {
+        KvFormat::Bf16 => (host_cache.iter().flat_map(|v| v.to_le_bytes()).collect(), host_cache),
+        KvFormat::F8 => {
+            let bytes = reference::f8_rows(&host_cache.iter().map(|v| v.to_f64()).collect::<Vec<_>>());
+            let values = reference::f8_values(&bytes);
+            (bytes, values)
+        }
+    };
     let bits = ancestors(&mut random, rows);
-    let count = sets(device, slots * KEY * size_of::<bf16>());
+    let count = sets(device, slots * kv.row_bytes());
     let memories = (0..count)
-        .map(|_| Ok(Memory { q: device.upload(&host_q)?, cache: device.upload(&host_cache)? }))
+        .map(|_| Ok(Memory { q: device.upload(&host_q)?, cache: device.upload(&bytes)? }))
         .collect::<Result<Vec<_>>>()?;
     let memories = Rc::new(memories);
     let tree = Rc::new(device.upload(&bits)?);
@@ -121,7 +129,7 @@ fn case(device: &Device, shape: &Shape, rows: usize) -> Result<Case> {
         Box::new(move |device| {
             let p = MlaAttention {
                 q: memories[i].q.view(),
-                cache: memories[i].cache.view(),
+                cache: Cache { format: kv, bytes: memories[i].cache.view_mut() },
                 ancestors: tree.view(),
                 state: state.view(),
                 scale: SCALE,
@@ -151,12 +159,12 @@ fn case(device: &Device, shape: &Shape, rows: usize) -> Result<Case> {
             error = if distance.is_nan() { f64::INFINITY } else { error.max(distance) };
         }
     }
-    let name = plan.block.kernel().name().trim_start_matches("mla_attention_");
+    let in_f8 = if kv == KvFormat::F8 { " in f8" } else { "" };
     Ok(Case {
         operator: "mla",
-        shape: format!("{heads} heads, {context} keys, {name}/{}", plan.parts),
+        shape: format!("{heads} heads, {context} keys{in_f8}, {}/{}", plan.block.name(), plan.parts),
         rows,
-        bytes: (slots * KEY + queries * (KEY + LATENT)) * size_of::<bf16>() + queries * LATENT * size_of::<f32>(),
+        bytes: slots * kv.row_bytes() + queries * ((KEY + LATENT) * size_of::<bf16>() + LATENT * size_of::<f32>()),
         flops: 2 * queries * slots * (KEY + LATENT),
         runs: (0..memories.len()).map(run_of).collect(),
         error: Some(error),

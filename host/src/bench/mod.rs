@@ -9,6 +9,7 @@
 //!
 //! One file a family, each with its `cases`; [`FAMILIES`] lists them.
 
+mod absorb;
 mod attention;
 mod memory;
 mod positions;
@@ -20,6 +21,7 @@ mod timing;
 mod tree;
 
 use crate::device::{Device, DeviceError, Result};
+use crate::kernels::KvFormat;
 use crate::selfcheck::Random;
 pub use memory::Memory;
 pub use routing::Routing;
@@ -55,6 +57,8 @@ pub struct Options {
     pub shapes: Vec<String>,
     /// Rows; the family's own where there are none.
     pub rows: Vec<usize>,
+    /// What the cache of `mla` and `commit` keeps a token as.
+    pub kv: KvFormat,
     /// How tokens choose experts.
     pub routing: Routing,
     /// How experts are stored.
@@ -73,6 +77,7 @@ pub const FAMILIES: &[Family] = &[
     ("w4a16", products::w4a16),
     ("w4a16-f32", products::w4a16_f32),
     ("bf16", products::bf16),
+    ("absorb", absorb::absorb),
     ("f32", products::f32),
     ("mla", attention::mla),
     ("tree", tree::tree),

@@ -118,7 +118,7 @@ fn kv_append(device: &Device, _: usize, rows: usize) -> Result<Case> {
                 rope: of_run.rope(),
                 depths: depths.view(),
                 state: state.view(),
-                cache: cache.view_mut(),
+                cache: kernels::Cache::bf16(cache.view_mut()),
                 rows,
             };
             kernels::kv_append(device, args)

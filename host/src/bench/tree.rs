@@ -5,13 +5,13 @@
 
 use std::rc::Rc;
 
-use cuda_std::{Global, bf16};
+use cuda_std::Global;
 use gpu::args::state::{self, BONUS, NEXT_BONUS, NODES, PATH, PATH_LEN, STATE_WORDS};
 use gpu::args::tokens::record::RECORD_WORDS;
 
 use super::{Case, Cases, Options, Run, case, different, prepared, rows, sets, size};
 use crate::device::{Buffer, Device, Result};
-use crate::kernels::{self, ArgmaxWorkspace, Growth, Sampling, TopKWorkspace, initial_state};
+use crate::kernels::{self, ArgmaxWorkspace, Growth, KvFormat, Sampling, TopKWorkspace, initial_state};
 use crate::reference::{self, Draft, Tree};
 use crate::selfcheck::Random;
 
@@ -19,9 +19,8 @@ use crate::selfcheck::Random;
 const LEVELS: usize = 7;
 const VOCAB: usize = 163_840;
 const FEW_TOKENS: usize = 9001;
-/// Layers of K2.6, values of a row of its cache, and slots a layer here.
+/// Layers of K2.6, and slots a layer here.
 const LAYERS: usize = 61;
-const WIDTH: usize = 576;
 const SLOTS: usize = 2048;
 const COMMITTED: u32 = 900;
 const BUDGETS: [usize; 4] = [16, 64, 256, 1024];
@@ -248,7 +247,8 @@ fn accept_case(device: &Device, rows: usize) -> Result<Case> {
 /// `commit` of all layers, by rows of the path, and `advance`; the shape is the number of layers.
 pub fn commit<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
     let layers = size(options, if device.is_cuda() { LAYERS } else { 2 })?;
-    let commits = rows(device, options, &[8, 1, 32]).into_iter().map(move |rows| commit_case(device, layers, rows));
+    let commits =
+        rows(device, options, &[8, 1, 32]).into_iter().map(move |rows| commit_case(device, layers, rows, options.kv));
     Ok(Box::new(commits.chain(std::iter::once_with(|| advance_case(device)))))
 }
 
@@ -266,20 +266,21 @@ fn advance_case(device: &Device) -> Result<Case> {
     })
 }
 
-fn commit_case(device: &Device, layers: usize, rows: usize) -> Result<Case> {
+fn commit_case(device: &Device, layers: usize, rows: usize, kv: KvFormat) -> Result<Case> {
+    let width = kv.row_bytes();
     // The root stays; every other row is read and written.
-    let bytes = 2 * layers * rows.saturating_sub(1) * WIDTH * size_of::<bf16>();
+    let bytes = 2 * layers * rows.saturating_sub(1) * width;
     let mut state = initial_state(COMMITTED, 0, 64);
     (state[PATH_LEN], state[NODES]) = (rows as u32, 2 * rows as u32);
     (0..rows).for_each(|r| state[PATH + r] = 2 * r as u32);
     let state = Rc::new(device.upload(&state)?);
     let runs = (0..sets(device, bytes.max(1 << 20))).map(|_| {
-        let (cache, state) = (device.zeros::<bf16>(layers * SLOTS * WIDTH)?, state.clone());
+        let (cache, state) = (device.zeros::<u8>(layers * SLOTS * width)?, state.clone());
         Ok(Box::new(move |device: &Device| {
             let (cache, state) = (cache.view_mut(), state.view());
-            kernels::commit(device, kernels::Commit { cache, state, layers, slots: SLOTS, width: WIDTH })
+            kernels::commit(device, kernels::Commit { cache, state, layers, slots: SLOTS, width })
         }) as Run)
     });
     let runs = runs.collect::<Result<_>>()?;
-    Ok(Case { operator: "commit", shape: format!("{layers} layers"), rows, bytes, flops: 0, runs, error: None })
+    Ok(Case { operator: "commit", shape: format!("{layers} layers of {kv}"), rows, bytes, flops: 0, runs, error: None })
 }
