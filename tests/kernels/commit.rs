@@ -1,6 +1,7 @@
 //! What follows an accepted path, and the plain row copies.
 
 use cuda_std::bf16;
+use gpu::args::attention::F8_ROW;
 use gpu::args::state;
 use kdtree::device::Device;
 use kdtree::kernels::{Commit, GatherRows, RoundBf16, Tap, advance, commit, gather_rows, round_bf16, tap};
@@ -19,7 +20,8 @@ pub fn cases(suite: &mut Suite) {
     });
     suite.cuda("commit::past_2_to_32_bytes", far);
     suite.both("commit::nothing_after_an_error", |d| commits(d, 16, 5, &[]));
-    suite.both("commit::bytes", bytes);
+    suite.both("commit::bytes", |d| bytes(d, 576));
+    suite.both("commit::f8_rows", |d| bytes(d, F8_ROW));
     suite.both("gather_rows::accepted_path", gathers);
     suite.both("advance::grows_by_the_path", advances);
     suite.both("tap::columns_of_a_row", taps);
@@ -65,8 +67,8 @@ fn every_subset(device: &Device) -> Outcome {
 }
 
 /// A cache of one byte a value moves like any other.
-fn bytes(device: &Device) -> Outcome {
-    let (slots, width, path) = (30, 576, [0usize, 1, 5, 6, 9, 12, 13, 14, 15, 20]);
+fn bytes(device: &Device, width: usize) -> Outcome {
+    let (slots, path) = (30, [0usize, 1, 5, 6, 9, 12, 13, 14, 15, 20]);
     let cache: Vec<u8> = (0..LAYERS * slots * width).map(|i| (i / width * 7 + i % width) as u8).collect();
     let (dc, state) = (device.upload(&cache)?, device.upload(&state_words(4, &path))?);
     commit(device, Commit { cache: dc.view_mut(), state: state.view(), layers: LAYERS, slots, width })?;

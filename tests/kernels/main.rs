@@ -14,6 +14,7 @@ mod linear_dense;
 mod linear_edges;
 mod linear_grouped;
 mod mla_attention;
+mod mla_f8;
 mod moe;
 mod query;
 mod recorded;
@@ -39,6 +40,7 @@ fn main() -> std::process::ExitCode {
     commit::cases(&mut suite);
     query::cases(&mut suite);
     mla_attention::cases(&mut suite);
+    mla_f8::cases(&mut suite);
     rms_norm::cases(&mut suite);
     embed::cases(&mut suite);
     route::cases(&mut suite);

@@ -3,7 +3,7 @@
 use cuda_std::bf16;
 use gpu::args::attention::{KEY, LATENT};
 use kdtree::device::Device;
-use kdtree::kernels::{MlaAttention, MlaBlock, MlaPlan, mla_attention, mla_attention_as, mla_plan};
+use kdtree::kernels::{Cache, KvFormat, MlaAttention, MlaBlock, MlaPlan, mla_attention, mla_attention_as, mla_plan};
 use kdtree::reference::{self, bounds};
 
 use super::support::{Outcome, Random, Suite, check, close, equal};
@@ -59,6 +59,9 @@ pub fn cases(suite: &mut Suite) {
     for block in MlaBlock::ALL {
         suite.both(format!("mla_attention::{block:?}_moving_scores"), move |d| moving_scores(d, block));
     }
+    for block in MlaBlock::ALL {
+        suite.both(format!("mla_attention::{block:?}_adversarial"), move |d| adversarial(d, block));
+    }
     suite.both("mla_attention::many_words", |d| random(d, 5, 400, 1, 405));
     suite.both("mla_attention::padding_changes_no_bit", padding);
     suite.both("mla_attention::equal_scores", equal_scores);
@@ -73,8 +76,9 @@ pub fn cases(suite: &mut Suite) {
 /// One launch.
 pub struct Case {
     pub q: Vec<bf16>,
-    /// `[committed + rows, KEY]`; slots behind hold NaN.
+    /// `[committed + rows, KEY]`, before an f8 cache rounds it; slots behind hold NaN.
     pub cache: Vec<bf16>,
+    pub kv: KvFormat,
     pub ancestors: Vec<u32>,
     pub committed: usize,
     pub rows: usize,
@@ -86,11 +90,12 @@ pub struct Case {
 }
 
 impl Case {
-    fn random(random: &mut Random, committed: usize, tree: &Tree, heads: usize, slots: usize) -> Self {
+    pub fn random(random: &mut Random, committed: usize, tree: &Tree, heads: usize, slots: usize) -> Self {
         let rows = tree.rows();
         Self {
             q: random.bf16s(rows * heads * KEY),
             cache: random.bf16s((committed + rows) * KEY),
+            kv: KvFormat::Bf16,
             ancestors: tree.ancestors(),
             committed,
             rows,
@@ -101,15 +106,30 @@ impl Case {
         }
     }
 
-    fn expected(&self) -> Vec<f64> {
-        let (q, cache, bits) = (&self.q, &self.cache, &self.ancestors);
+    fn bytes(&self) -> Vec<u8> {
+        match self.kv {
+            KvFormat::Bf16 => self.cache.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            KvFormat::F8 => reference::f8_rows(&self.cache.iter().map(|v| v.to_f64()).collect::<Vec<_>>()),
+        }
+    }
+
+    /// What the cache stands for.
+    pub fn values(&self) -> Vec<bf16> {
+        match self.kv {
+            KvFormat::Bf16 => self.cache.clone(),
+            KvFormat::F8 => reference::f8_values(&self.bytes()),
+        }
+    }
+
+    pub fn expected(&self) -> Vec<f64> {
+        let (q, cache, bits) = (&self.q, &self.values(), &self.ancestors);
         reference::mla_attention(q, cache, bits, self.committed, self.rows, self.heads, self.scale)
     }
 
     /// The f32 output, after the bf16 one is found to be its rounding.
     pub fn run(&self, device: &Device) -> Result<Vec<f32>, libtest_mimic::Failed> {
-        let mut cache = self.cache.clone();
-        cache.resize(self.slots * KEY, bf16::NAN);
+        let mut cache = self.bytes();
+        cache.resize(self.slots * self.kv.row_bytes(), 0xFF);
         let (q, cache) = (device.upload(&self.q)?, device.upload(&cache)?);
         let (bits, state) = (device.upload(&self.ancestors)?, device.upload(&state_words(self.committed, &[]))?);
         let plan = self.plan.unwrap_or_else(|| mla_plan(device, self.slots, self.rows, self.heads));
@@ -120,7 +140,7 @@ impl Case {
         out.fill(0xFF)?;
         let p = MlaAttention {
             q: q.view(),
-            cache: cache.view(),
+            cache: Cache { format: self.kv, bytes: cache.view_mut() },
             ancestors: bits.view(),
             state: state.view(),
             scale: self.scale,
@@ -141,7 +161,7 @@ impl Case {
 }
 
 /// A tree of mixed shape: parents drawn among the last few rows.
-fn mixed(random: &mut Random, rows: usize) -> Tree {
+pub fn mixed(random: &mut Random, rows: usize) -> Tree {
     Tree { parents: (0..rows).map(|i| i.saturating_sub(1 + random.below(3))).collect() }
 }
 
@@ -290,6 +310,52 @@ fn moving_scores(device: &Device, block: MlaBlock) -> Outcome {
     Ok(())
 }
 
+/// What rounding of weights must not touch: the value of one key that counts alone although the base lags behind it,
+/// the mean of equal keys, values of 1 whatever the weights. And two keys that share the weight.
+fn adversarial(device: &Device, block: MlaBlock) -> Outcome {
+    if !block.runs_on(device) {
+        return Ok(());
+    }
+    for (kv, parts) in [(KvFormat::Bf16, 1), (KvFormat::F8, 3)] {
+        let mut random = Random::new(16);
+        let case = Case::random(&mut random, 270, &Tree::chain(2), 2, 320);
+        let mut case = Case { kv, plan: Some(MlaPlan { block, parts }), scale: 1.0, ..case };
+        let run = |case: &Case, what: &str, limit: f64| {
+            let (found, want) = (case.run(device)?, case.expected());
+            for (found, want) in found.chunks(LATENT).zip(want.chunks(LATENT)) {
+                let largest = want.iter().fold(0f64, |a, b| a.max(b.abs()));
+                let off = found.iter().zip(want).fold(0f64, |a, (f, w)| a.max((f64::from(*f) - w).abs()));
+                check(off <= limit * largest, || format!("{kv}, {what}: {:.1e} off", off / largest))?;
+            }
+            Outcome::Ok(())
+        };
+        case.q.chunks_mut(KEY).for_each(|q| q[LATENT..].fill(bf16::ZERO));
+        let clean = case.q.clone();
+        let latents = case.cache.clone();
+        case.q.chunks_mut(KEY).for_each(|q| q[..LATENT].fill(bf16::ZERO));
+        case.q.chunks_mut(KEY).for_each(|q| q[KEY - 1] = bf16::ONE);
+        for logit in [3.3, 16.4, 3000.0] {
+            for (j, key) in case.cache.chunks_mut(KEY).enumerate() {
+                key[KEY - 1] = bf16::from_f32(if j == 222 { logit } else { 0.0 });
+            }
+            run(&case, &format!("a logit of {logit}"), bounds::ATTENTION)?;
+        }
+        case.cache.chunks_mut(KEY).enumerate().for_each(|(j, key)| {
+            key[KEY - 1] = bf16::from_f32(if j % 150 == 9 { 30.0 + j as f32 / 1000.0 } else { 0.0 });
+        });
+        run(&case, "two keys", bounds::ATTENTION)?;
+        case.q.fill(bf16::ZERO);
+        run(&case, "equal keys", 1e-5)?;
+        (case.q, case.scale) = (clean, SCALE);
+        close("random", &case.run(device)?, &case.expected(), bounds::ATTENTION)?;
+        case.cache = latents;
+        case.cache.chunks_mut(KEY).for_each(|key| key[..LATENT].fill(bf16::ONE));
+        case.q.chunks_mut(KEY).for_each(|q| q[LATENT..].copy_from_slice(&random.bf16s(KEY - LATENT)));
+        run(&case, "values of 1", 1e-5)?;
+    }
+    Ok(())
+}
+
 /// The first rows of a large launch have the bits of a small launch.
 fn block_size(device: &Device) -> Outcome {
     let (committed, heads) = (100, 4);
@@ -386,7 +452,7 @@ fn refuses(device: &Device) -> Outcome {
         (device.upload(&state_words(0, &[]))?, device.zeros(2 * LATENT)?, device.zeros(1 << 16)?);
     let p = || MlaAttention {
         q: q.view(),
-        cache: cache.view(),
+        cache: Cache::bf16(cache.view_mut()),
         ancestors: bits.view(),
         state: state.view(),
         scale: SCALE,
@@ -397,14 +463,16 @@ fn refuses(device: &Device) -> Outcome {
         out_bf16: cuda_std::GlobalMut::EMPTY,
     };
     let odd = cuda_std::Global::from_raw(q.view().addr() + 2, 2 * KEY);
-    let short = cuda_std::Global::from_raw(cache.view().addr(), 100);
+    let short = Cache::bf16(cuda_std::GlobalMut::from_raw(cache.view().addr(), 100));
+    let broken = Cache::f8(cuda_std::GlobalMut::from_raw(cache.view().addr(), 1000));
     mla_attention(device, p())?;
     let bad = [
         (MlaAttention { workspace: cuda_std::GlobalMut::EMPTY, ..p() }, "the workspace holds 0"),
         (MlaAttention { rows: 3, ..p() }, "q holds"),
         (MlaAttention { rows: 1026, ..p() }, "at most 1025"),
         (MlaAttention { q: odd, ..p() }, "multiple of 16"),
-        (MlaAttention { cache: short, ..p() }, "the cache holds"),
+        (MlaAttention { cache: short, ..p() }, "the cache holds 200 bytes, expected bf16 rows of 1152"),
+        (MlaAttention { cache: broken, ..p() }, "the cache holds 1000 bytes, expected f8 rows of 656"),
         (MlaAttention { state: cuda_std::Global::EMPTY, ..p() }, "the state holds"),
     ];
     for (p, why) in bad {

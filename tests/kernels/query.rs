@@ -1,9 +1,9 @@
 //! Queries, cache rows and the drafter's heads: rotation at S + depth, norm, rounding, places.
 
 use cuda_std::bf16;
-use gpu::args::attention::{KEY, LATENT, ROPE};
+use gpu::args::attention::{F8_ROTARY, F8_ROW, KEY, LATENT, ROPE};
 use kdtree::device::{Buffer, Device};
-use kdtree::kernels::{HeadNormRope, KvAppend, Query, Rope, head_norm_rope, kv_append, query};
+use kdtree::kernels::{Cache, HeadNormRope, KvAppend, KvFormat, Query, Rope, head_norm_rope, kv_append, query};
 use kdtree::reference::{self, bounds};
 
 use super::support::{Outcome, Random, Suite, check, close, equal};
@@ -20,6 +20,10 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("kv_append::{rows}_at_{committed}"), move |d| append_against_reference(d, rows, committed));
     }
     suite.both("kv_append::siblings_share_a_position", siblings);
+    for (rows, committed) in [(0, 3), (1, 0), (6, 0), (17, 40)] {
+        suite.both(format!("kv_append_f8::{rows}_at_{committed}"), move |d| append_f8(d, rows, committed));
+    }
+    suite.both("kv_append_f8::edges", append_f8_edges);
     for (heads, dim) in [(1, 64), (8, 64), (9, 128), (64, 128)] {
         suite.both(format!("head_norm_rope::{heads}x{dim}"), move |d| heads_against_reference(d, heads, dim));
     }
@@ -102,10 +106,25 @@ fn append(
     depths: &[u32],
     committed: usize,
 ) -> Result<Vec<bf16>, libtest_mimic::Failed> {
+    let bytes = append_to(device, KvFormat::Bf16, t, weight, tables, depths, committed)?;
+    Ok(bytes.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect())
+}
+
+/// As [`append`] in either format, behind bytes of bf16 ones.
+fn append_to(
+    device: &Device,
+    kv: KvFormat,
+    t: &[f32],
+    weight: &[f32],
+    tables: &Tables,
+    depths: &[u32],
+    committed: usize,
+) -> Result<Vec<u8>, libtest_mimic::Failed> {
     let rows = depths.len();
     let (dt, dw, dd) = (device.upload(t)?, device.upload(weight)?, device.upload(depths)?);
     let (dtab, state) = (tables.upload(device)?, device.upload(&state_words(committed, &[]))?);
-    let cache = device.upload(&vec![bf16::ONE; (committed + rows + 2) * KEY])?;
+    let before = bf16::ONE.to_le_bytes().repeat((committed + rows + 2) * kv.row_bytes() / 2);
+    let cache = device.upload(&before)?;
     let p = KvAppend {
         t: dt.view(),
         weight: dw.view(),
@@ -113,11 +132,55 @@ fn append(
         rope: rope(&dtab),
         depths: dd.view(),
         state: state.view(),
-        cache: cache.view_mut(),
+        cache: Cache { format: kv, bytes: cache.view_mut() },
         rows,
     };
     kv_append(device, p)?;
     Ok(cache.read()?)
+}
+
+/// Codes are the nearest, but for ties that sums in f32 see otherwise; scales and rotated keys as the twin has them.
+fn append_f8(device: &Device, rows: usize, committed: usize) -> Outcome {
+    let mut random = Random::new(27);
+    let (t, weight) = (random.floats(rows * KEY), random.floats(LATENT));
+    let tables = Tables::random(&mut random, committed + 8, ROPE / 2);
+    let (depths, positions) = positions(rows, committed);
+    let got = append_to(device, KvFormat::F8, &t, &weight, &tables, &depths, committed)?;
+    let want = reference::kv_append(&t, &weight, EPS, &tables.cos, &tables.sin, &positions);
+    let (before, new) = got.split_at(committed * F8_ROW);
+    let (new, behind) = new.split_at(rows * F8_ROW);
+    let untouched =
+        before.iter().chain(behind).copied().eq(bf16::ONE.to_le_bytes().repeat((committed + 2) * F8_ROW / 2));
+    check(untouched, || "a row of the cache outside S..S + rows has changed".into())?;
+    close("values", &to_f32(&reference::f8_values(new)), &want, bounds::F8)?;
+    let mut ties = 0;
+    for (row, (got, want)) in new.chunks(F8_ROW).zip(reference::f8_rows(&want).chunks(F8_ROW)).enumerate() {
+        ties += got[..LATENT].iter().zip(want).filter(|(a, b)| a != b).count();
+        let near = got[..LATENT].iter().zip(want).all(|(&a, &b)| a.abs_diff(b) <= 1);
+        check(near, || format!("row {row}: a code is not the nearest"))?;
+        equal(&format!("scales of row {row}"), &got[LATENT..F8_ROTARY], &want[LATENT..F8_ROTARY])?;
+    }
+    check(ties * 200 <= rows * LATENT, || format!("{ties} codes of {rows} rows differ"))
+}
+
+/// Zeros, one large value, values too large and NaN: each group of 128 on its own.
+fn append_f8_edges(device: &Device) -> Outcome {
+    let tables = Tables::random(&mut Random::new(29), 8, ROPE / 2);
+    // The norm of a row of ones is one, and so the weight is what is kept.
+    let (t, mut weight) = (vec![1.0; KEY], vec![0f32; LATENT]);
+    weight[128..256].fill(1e-3);
+    (weight[130], weight[256], weight[300], weight[384]) = (448.0, 57_000.0, -1.0, 1e6);
+    let got = append_to(device, KvFormat::F8, &t, &weight, &tables, &[0], 0)?;
+    let values = to_f32(&reference::f8_values(&got[..F8_ROW]));
+    equal("zeros", &values[..128], &[0.0; 128])?;
+    equal("the large value and its neighbours", &values[129..132], &[0.001953125, 448.0, 0.001953125])?;
+    equal("the largest", &[values[256], values[300]], &[57_344.0, -1.0])?;
+    check(values[384..512].iter().all(|v| v.is_nan()), || "values too large became numbers".into())?;
+    weight[7] = f32::NAN;
+    let got = append_to(device, KvFormat::F8, &t, &weight, &tables, &[0], 0)?;
+    let values = to_f32(&reference::f8_values(&got[..F8_ROW]));
+    check(values[..128].iter().all(|v| v.is_nan()), || "a NaN became a number".into())?;
+    check(values[128..384].iter().all(|v| v.is_finite()), || "a NaN has left its group".into())
 }
 
 fn append_against_reference(device: &Device, rows: usize, committed: usize) -> Outcome {
@@ -231,7 +294,7 @@ fn refuses(device: &Device) -> Outcome {
         rope: rope(&tables),
         depths: depths.view(),
         state: states[state].view(),
-        cache: cache.view_mut(),
+        cache: Cache::bf16(cache.view_mut()),
         rows,
     };
     kv_append(device, p(2, 0))?;

@@ -90,6 +90,7 @@ fn mla(device: &Device, case: usize) -> Outcome {
         heads: q.len() / KEY / rows,
         q: q.into_iter().map(bf16::from_f32).collect(),
         cache,
+        kv: Default::default(),
         ancestors: ancestors.into_iter().map(u32::from_le_bytes).collect(),
         committed: slots - rows,
         rows,

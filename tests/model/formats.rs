@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 
 use kdtree::device::Device;
 use kdtree::engine::{Engine, EngineOptions, Request};
-use kdtree::kernels;
+use kdtree::kernels::{self, KvFormat};
 use kdtree::model::{Model, Rows};
 use kdtree::weights::Bundle;
 use libtest_mimic::Failed;
@@ -131,7 +131,7 @@ fn case(device: &Device, recorded_logits: &str, parts: Parts) -> Outcome {
 
 /// The logits of the prompt's last row.
 fn logits(device: &Device, bundle: &Bundle, prompt: &[i32]) -> Result<Vec<f32>, Failed> {
-    let model = Model::load(device, bundle, CONTEXT, 1)?;
+    let model = Model::load(device, bundle, CONTEXT, 1, KvFormat::Bf16)?;
     let rows = prompt.len();
     let state = device.upload(&kernels::initial_state(0, 0, 0))?;
     let ids = device.upload(prompt)?;

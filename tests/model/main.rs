@@ -5,6 +5,7 @@ mod checkpoints;
 mod drafter;
 mod formats;
 mod goldens;
+mod kv_f8;
 mod overflow;
 mod sampling;
 mod states;
@@ -15,6 +16,7 @@ fn main() -> std::process::ExitCode {
     let mut suite = support::Suite::new();
     acceptance::cases(&mut suite);
     goldens::cases(&mut suite);
+    kv_f8::cases(&mut suite);
     checkpoints::cases(&mut suite);
     drafter::cases(&mut suite);
     formats::cases(&mut suite);
