@@ -9,6 +9,7 @@ use super::draft::{DFlash, DraftStages};
 use super::round::Round;
 use super::{EngineError, EngineOptions, Result};
 use crate::device::Device;
+use crate::kernels::KvFormat;
 use crate::model::{CHUNK, Model};
 use crate::weights::Bundle;
 
@@ -58,7 +59,7 @@ pub fn states(bundle: &Bundle, device: &Device, ids: &[i32], single: usize) -> R
     if let Some(id) = ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= config.vocab_size)) {
         return Err(EngineError::Request(format!("token {id}; ids are 0 to {}", config.vocab_size - 1)));
     }
-    let model = Model::load(device, bundle, ids.len(), 1)?;
+    let model = Model::load(device, bundle, ids.len(), 1, KvFormat::Bf16)?;
     device.loaded();
     let round = Round::new(device, config.vocab_size, 0, 1, 1, EngineOptions::default())?;
     let logits = device.alloc::<f32>(CHUNK * config.vocab_size)?;
@@ -104,7 +105,7 @@ pub fn draft_stages(
     if rows == 0 || rows * width != features.len() {
         return Err(EngineError::Request(format!("{} features; {width} a position are wanted", features.len())));
     }
-    let model = Model::load(device, bundle, rows + config.block_size, 1)?;
+    let model = Model::load(device, bundle, rows + config.block_size, 1, KvFormat::Bf16)?;
     let drafter = DFlash::load(device, bundle, config.clone(), &model, candidates)?;
     device.loaded();
     let round = Round::new(device, config.vocab_size, 0, config.depth(), candidates, EngineOptions::default())?;
