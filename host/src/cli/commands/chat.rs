@@ -95,6 +95,7 @@ fn options(args: &Chat, bundle: &Bundle) -> Result<EngineOptions> {
         seed: args.seed.unwrap_or(0),
     });
     Ok(EngineOptions {
+        kv: args.kv,
         context: Some(context),
         draft: if drafts { Draft::Dflash } else { Draft::None },
         budget: if drafts { args.budget.unwrap_or(DEFAULT_BUDGET) as usize } else { 0 },
