@@ -205,9 +205,10 @@ mod tests {
         for (name, cases) in FAMILIES {
             let asked = ASKED.iter().find(|(family, ..)| family == name);
             let (shapes, rows, numbers) = asked.map_or((&[][..], &[][..], &[Numbers::W4a16][..]), |a| (a.1, a.2, a.3));
-            for &numbers in numbers {
+            let formats = if ["mla", "rope"].contains(name) { &KvFormat::ALL[..] } else { &KvFormat::ALL[..1] };
+            for (&numbers, &kv) in numbers.iter().flat_map(|numbers| formats.iter().map(move |kv| (numbers, kv))) {
                 let shapes = shapes.iter().map(ToString::to_string).collect();
-                let options = Options { shapes, rows: rows.to_vec(), routing: Routing::Even, numbers };
+                let options = Options { shapes, rows: rows.to_vec(), kv, routing: Routing::Even, numbers };
                 for case in cases(&device, &options)? {
                     let case = case?;
                     let what = format!("{} {} x {}", case.operator, case.shape, case.rows);

@@ -8,7 +8,7 @@ use gpu::args::attention::{KEY, LATENT, ROPE};
 
 use super::{Case, Cases, Options, case, distance, prepared, refused, rows, size};
 use crate::device::{Buffer, Device, Result};
-use crate::kernels::{self, Rope, initial_state};
+use crate::kernels::{self, Cache, KvFormat, Rope, initial_state};
 use crate::reference;
 
 /// K2.6: heads, values of a head's query without rotation; its drafter: key heads, values of a head.
@@ -54,12 +54,12 @@ fn widened(values: Vec<bf16>) -> Vec<f32> {
 
 /// `query`, `kv_append` and the drafter's `head_norm_rope`; the shape is the number of heads.
 pub fn rope<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
-    type OneCase = fn(&Device, usize, usize) -> Result<Case>;
+    type OneCase = fn(&Device, usize, usize, KvFormat) -> Result<Case>;
     const ALL: [OneCase; 3] = [query, kv_append, drafter_heads];
     let heads = size(options, if device.is_cuda() { HEADS } else { FEW_HEADS })?;
     let rows = rows(device, options, &ROWS);
     let cases = ALL.into_iter().flat_map(move |one| rows.clone().into_iter().map(move |rows| (one, rows)));
-    Ok(Box::new(cases.map(move |(one, rows)| one(device, heads, rows))))
+    Ok(Box::new(cases.map(move |(one, rows)| one(device, heads, rows, options.kv))))
 }
 
 /// A chain: row r at depth r.
@@ -69,7 +69,7 @@ fn chain(device: &Device, rows: usize) -> Result<(Buffer<u32>, Buffer<u32>, Vec<
     Ok((device.upload(&depths)?, state, (COMMITTED..COMMITTED + rows).collect()))
 }
 
-fn query(device: &Device, heads: usize, rows: usize) -> Result<Case> {
+fn query(device: &Device, heads: usize, rows: usize, _: KvFormat) -> Result<Case> {
     let bytes = rows * heads * ((ROPE + LATENT) * F32 + KEY * BF16);
     let tables = Rc::new(Tables::new(device, COMMITTED + rows, ROPE / 2)?);
     case(device, "query", format!("{heads} heads"), rows, bytes, |random| {
@@ -101,14 +101,14 @@ fn query(device: &Device, heads: usize, rows: usize) -> Result<Case> {
 }
 
 /// One latent row a token, whatever the number of heads.
-fn kv_append(device: &Device, _: usize, rows: usize) -> Result<Case> {
-    let bytes = rows * KEY * (F32 + BF16) + LATENT * F32;
+fn kv_append(device: &Device, _: usize, rows: usize, kv: KvFormat) -> Result<Case> {
+    let bytes = rows * (KEY * F32 + kv.row_bytes()) + LATENT * F32;
     let tables = Rc::new(Tables::new(device, COMMITTED + rows, ROPE / 2)?);
-    case(device, "append", format!("{LATENT} + {ROPE}"), rows, bytes, |random| {
+    case(device, "append", format!("{LATENT} + {ROPE} in {kv}"), rows, bytes, |random| {
         let (t, weight) = (random.floats(rows * KEY), random.floats(LATENT));
         let (dt, dw, of_run, tables) = (device.upload(&t)?, device.upload(&weight)?, tables.clone(), tables.clone());
         let (depths, state, positions) = chain(device, rows)?;
-        let cache = Rc::new(device.alloc((COMMITTED + rows) * KEY)?);
+        let cache = Rc::new(device.alloc::<u8>((COMMITTED + rows) * kv.row_bytes())?);
         let result = cache.clone();
         let run = move |device: &Device| {
             let args = kernels::KvAppend {
@@ -118,21 +118,32 @@ fn kv_append(device: &Device, _: usize, rows: usize) -> Result<Case> {
                 rope: of_run.rope(),
                 depths: depths.view(),
                 state: state.view(),
-                cache: kernels::Cache::bf16(cache.view_mut()),
+                cache: Cache { format: kv, bytes: cache.view_mut() },
                 rows,
             };
             kernels::kv_append(device, args)
         };
         let error = move || {
+            let found = result.read()?.split_off(COMMITTED * kv.row_bytes());
             let want = reference::kv_append(&t, &weight, EPS, &tables.cos, &tables.sin, &positions);
-            Ok(distance(&widened(result.read()?.split_off(COMMITTED * KEY)), &want))
+            Ok(match kv {
+                KvFormat::Bf16 => {
+                    let found = found.chunks_exact(BF16).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect();
+                    distance(&widened(found), &want)
+                }
+                KvFormat::F8 => {
+                    let want =
+                        reference::f8_values(&reference::f8_rows(&want)).into_iter().map(f64::from).collect::<Vec<_>>();
+                    distance(&widened(reference::f8_values(&found)), &want)
+                }
+            })
         };
         Ok(prepared(run, error))
     })
 }
 
 /// A block's queries; keys are alike, of fewer heads.
-fn drafter_heads(device: &Device, heads: usize, rows: usize) -> Result<Case> {
+fn drafter_heads(device: &Device, heads: usize, rows: usize, _: KvFormat) -> Result<Case> {
     let width = heads * HEAD_DIM;
     let tables = Rc::new(Tables::new(device, COMMITTED + rows, HEAD_DIM / 2)?);
     case(device, "heads", format!("{heads} of {HEAD_DIM}"), rows, rows * width * (F32 + BF16), |random| {
