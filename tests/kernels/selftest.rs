@@ -75,6 +75,9 @@ fn warp(device: &Device) -> Outcome {
         ("sync_warp", Box::new(|t, l| at(t, (l + 1) % 32))),
         ("shfl_xor in a branch", Box::new(|t, l| if l < 7 { at(t, l ^ 3) } else { UNTOUCHED })),
         ("ballot in a branch", Box::new(|t, l| if l < 7 { bits(t, |v| v & 2 == 2) } else { UNTOUCHED })),
+        ("max", Box::new(|t, _| whole(t).iter().fold(0, |p, &q| p.max(q)))),
+        ("sum", Box::new(|t, _| whole(t).iter().fold(0, |p, &q| p.wrapping_add(q)))),
+        ("min", Box::new(|t, _| whole(t).iter().fold(u32::MAX, |p, &q| p.min(q)))),
     ];
     for ((name, want), got) in rows.iter().zip(y.chunks(BLOCK)) {
         let want: Vec<u32> = (0..BLOCK).map(|t| want(t, t % 32)).collect();

@@ -24,6 +24,10 @@ unsafe extern "unadjusted" {
     fn vote_ballot_sync(mask: u32, predicate: bool) -> u32;
     #[link_name = "llvm.nvvm.redux.sync.umax"]
     fn redux_sync_umax(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.umin"]
+    fn redux_sync_umin(value: u32, mask: u32) -> u32;
+    #[link_name = "llvm.nvvm.redux.sync.add"]
+    fn redux_sync_add(value: u32, mask: u32) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
     fn shfl_sync_idx(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
@@ -136,6 +140,18 @@ pub fn ballot(predicate: bool) -> u32 {
 pub fn redux_max(value: u32) -> u32 {
     // SAFETY: all lanes take part.
     unsafe { redux_sync_umax(value, ALL) }
+}
+
+#[inline(always)]
+pub fn redux_min(value: u32) -> u32 {
+    // SAFETY: all lanes take part.
+    unsafe { redux_sync_umin(value, ALL) }
+}
+
+#[inline(always)]
+pub fn redux_add(value: u32) -> u32 {
+    // SAFETY: all lanes take part.
+    unsafe { redux_sync_add(value, ALL) }
 }
 
 /// # Safety

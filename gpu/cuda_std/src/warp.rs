@@ -122,6 +122,18 @@ pub fn max(value: u32) -> u32 {
     arch::redux_max(value)
 }
 
+/// Smallest value over the warp (`redux.sync.min.u32`).
+#[inline(always)]
+pub fn min(value: u32) -> u32 {
+    arch::redux_min(value)
+}
+
+/// Sum over the warp, modulo 2^32 (`redux.sync.add.u32`).
+#[inline(always)]
+pub fn sum(value: u32) -> u32 {
+    arch::redux_add(value)
+}
+
 /// Sum over the warp, the same bits on every lane.
 #[inline(always)]
 pub fn reduce_sum(value: f32) -> f32 {

@@ -19,7 +19,7 @@ pub const LANES: u32 = warp::WARP;
 const BLOCK: usize = THREADS as usize;
 
 /// Rows that `selftest_warp` writes.
-pub const WARP_ROWS: usize = 20;
+pub const WARP_ROWS: usize = 23;
 
 /// One block. Lanes exchange; what only some lanes use is still computed by all.
 #[kernel]
@@ -55,6 +55,9 @@ pub fn selftest_warp(a: SelftestWordsArgs) {
         put(18, swapped);
         put(19, votes);
     }
+    put(20, warp::max(x));
+    put(21, warp::sum(x));
+    put(22, warp::min(x));
 }
 
 /// Grid, block and dynamic shared memory of `selftest_indices`.

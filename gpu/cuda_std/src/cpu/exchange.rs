@@ -15,6 +15,8 @@ pub(super) enum Op {
     Shuffle,
     Ballot,
     Max,
+    Min,
+    Sum,
     LdMatrix,
     /// With the number of steps.
     Mma(usize),

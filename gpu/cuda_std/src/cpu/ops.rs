@@ -96,6 +96,16 @@ pub fn redux_max(value: u32) -> u32 {
     exchange(current(), Op::Max, &[value], |_| {}, largest)
 }
 
+pub fn redux_min(value: u32) -> u32 {
+    let smallest = |lanes: &[[u32; MMA_WORDS]; 32]| lanes.iter().fold(u32::MAX, |least, w| least.min(w[0]));
+    exchange(current(), Op::Min, &[value], |_| {}, smallest)
+}
+
+pub fn redux_add(value: u32) -> u32 {
+    let sum = |lanes: &[[u32; MMA_WORDS]; 32]| lanes.iter().fold(0u32, |sum, w| sum.wrapping_add(w[0]));
+    exchange(current(), Op::Sum, &[value], |_| {}, sum)
+}
+
 /// # Safety
 /// `addr` is the address of a live `T`.
 #[inline(always)]
