@@ -7,6 +7,7 @@ mod formats;
 mod goldens;
 mod kv_f8;
 mod overflow;
+mod rounds;
 mod sampling;
 mod states;
 #[path = "../support/mod.rs"]
@@ -21,6 +22,7 @@ fn main() -> std::process::ExitCode {
     drafter::cases(&mut suite);
     formats::cases(&mut suite);
     overflow::cases(&mut suite);
+    rounds::cases(&mut suite);
     sampling::cases(&mut suite);
     states::cases(&mut suite);
     suite.run()

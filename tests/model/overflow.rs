@@ -50,8 +50,8 @@ fn decode(
     )?;
     let request = Request { prompt: golden.prompt.clone(), max_new: 64, stop_ids: vec![], golden: Some(golden) };
     let mut emitted = Vec::new();
-    let decoded = engine.generate(&request, &mut |ids| {
-        emitted.extend_from_slice(ids);
+    let decoded = engine.generate(&request, &mut |step| {
+        emitted.extend_from_slice(step.ids);
         ControlFlow::Continue(())
     });
     match decoded {

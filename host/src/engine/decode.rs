@@ -7,7 +7,7 @@ use gpu::args::state::{ERROR_DRAFT, ERROR_LOGITS, ERROR_ROUTER};
 use super::draft::{DFlash, Drafter, MAX_CANDIDATES, Recorded};
 use super::output::Output;
 use super::round::Round as DeviceRound;
-use super::{Draft, EngineError, EngineOptions, Outcome, Request, Result, Round, Stages, StopReason};
+use super::{Draft, EngineError, EngineOptions, Outcome, Request, Result, Round, Stages, Step, StopReason};
 use crate::device::{Device, Graph};
 use crate::kernels;
 use crate::model::{CHUNK, MAX_ROWS, Model, Taps};
@@ -22,6 +22,9 @@ pub struct Engine {
     context: usize,
     /// The five stages of a round, captured once.
     stages: [Graph; 5],
+    /// See [`EngineOptions`].
+    eager: bool,
+    poison: bool,
 }
 
 /// A round's stages, in order.
@@ -75,7 +78,8 @@ impl Engine {
             graphs.push(device.capture(|| parts.queue(stage))?);
         }
         let stages = graphs.try_into().unwrap_or_else(|_| unreachable!("one graph a stage"));
-        Ok(Self { device, model, drafter, round, context, stages })
+        let EngineOptions { eager, poison, .. } = options;
+        Ok(Self { device, model, drafter, round, context, stages, eager, poison })
     }
 
     pub fn device(&self) -> &Device {
@@ -94,7 +98,7 @@ impl Engine {
 
     /// Decodes. `emit` gets each run of new tokens, and ends the output with `Break`; before each chunk of the prompt
     /// it gets an empty run. The engine holds the state of one sequence, so it is taken whole.
-    pub fn generate(&mut self, request: &Request, emit: &mut dyn FnMut(&[i32]) -> ControlFlow<()>) -> Result<Outcome> {
+    pub fn generate(&mut self, request: &Request, emit: &mut dyn FnMut(Step) -> ControlFlow<()>) -> Result<Outcome> {
         self.check(request)?;
         let mut out = Output::new(request, emit);
         if request.max_new == 0 {
@@ -126,6 +130,9 @@ impl Engine {
             let accepted = tokens.len() - 1;
             out.outcome.rounds.push(Round { nodes: record.nodes(), accepted, stages_us });
             committed += tokens.len();
+            if self.poison {
+                self.poison(committed)?;
+            }
             ended = out.push(&tokens, &gaps);
         }
         if let Some(reason) = ended {
@@ -188,11 +195,24 @@ impl Engine {
         Ok(Some((picks[0], gaps[0])))
     }
 
+    /// NaN in all cache rows from slot `committed` on.
+    fn poison(&self, committed: usize) -> Result<()> {
+        self.model.poison(committed)?;
+        if let Drafter::DFlash(drafter) = &self.drafter {
+            drafter.poison(committed)?;
+        }
+        Ok(())
+    }
+
     /// Queues the five stages and returns their times.
     fn run_round(&self) -> Result<Stages> {
         let mut marks = vec![self.device.record()?];
-        for graph in &self.stages {
-            self.device.replay(graph)?;
+        let parts = Parts { device: &self.device, model: &self.model, drafter: &self.drafter, round: &self.round };
+        for (stage, graph) in STAGES.into_iter().zip(&self.stages) {
+            match self.eager {
+                true => parts.queue(stage)?,
+                false => self.device.replay(graph)?,
+            }
             marks.push(self.device.record()?);
         }
         let us = |i: usize| self.device.elapsed_us(&marks[i], &marks[i + 1]);

@@ -71,6 +71,10 @@ pub struct EngineOptions {
     pub growth: Growth,
     /// How tokens are drawn; `None`: the greedy pick.
     pub sampling: Option<Sampling>,
+    /// Queue the launches of a round one by one instead of replaying its graphs: what graphs are compared with.
+    pub eager: bool,
+    /// Fill all cache rows behind the committed ones with NaN after each round: nothing may read them.
+    pub poison: bool,
 }
 
 impl Default for EngineOptions {
@@ -83,6 +87,8 @@ impl Default for EngineOptions {
             budget: 0,
             growth: Growth::BEST_FIRST,
             sampling: None,
+            eager: false,
+            poison: false,
         }
     }
 }
@@ -93,6 +99,14 @@ pub struct Request<'a> {
     pub stop_ids: Vec<i32>,
     /// Its marginals are the drafts of `Draft::Recorded`.
     pub golden: Option<&'a Golden>,
+}
+
+/// What is new of an output.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    pub ids: &'a [i32],
+    /// The round they come from; none for the prefill.
+    pub round: Option<&'a Round>,
 }
 
 /// Why the output ended.
@@ -114,6 +128,12 @@ pub struct Stages {
     pub verify: f64,
     pub accept: f64,
     pub commit: f64,
+}
+
+impl Stages {
+    pub fn total(&self) -> f64 {
+        self.draft + self.tree + self.verify + self.accept + self.commit
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

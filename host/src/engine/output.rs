@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::{Outcome, Request, StopReason};
+use super::{Outcome, Request, Step, StopReason};
 
 impl Outcome {
     fn empty() -> Self {
@@ -14,20 +14,20 @@ impl Outcome {
 pub(super) struct Output<'a, 'b> {
     pub outcome: Outcome,
     request: &'a Request<'a>,
-    emit: &'b mut dyn FnMut(&[i32]) -> ControlFlow<()>,
+    emit: &'b mut dyn FnMut(Step) -> ControlFlow<()>,
 }
 
 impl<'a, 'b> Output<'a, 'b> {
-    pub fn new(request: &'a Request<'a>, emit: &'b mut dyn FnMut(&[i32]) -> ControlFlow<()>) -> Self {
+    pub fn new(request: &'a Request<'a>, emit: &'b mut dyn FnMut(Step) -> ControlFlow<()>) -> Self {
         Self { outcome: Outcome::empty(), request, emit }
     }
 
     /// Whether the caller ends the output here, with nothing new.
     pub fn asked_to_stop(&mut self) -> bool {
-        (self.emit)(&[]).is_break()
+        (self.emit)(Step { ids: &[], round: None }).is_break()
     }
 
-    /// Takes a round's tokens up to the limit or the first stop token, which is the last to be taken. Says why the
+    /// Takes the tokens of the prefill or of the last round up to the limit or the first stop token, which is the last to be taken. Says why the
     /// output ends, if it does.
     pub fn push(&mut self, tokens: &[i32], gaps: &[f32]) -> Option<StopReason> {
         let room = self.request.max_new - self.outcome.ids.len();
@@ -35,7 +35,7 @@ impl<'a, 'b> Output<'a, 'b> {
         let take = stop.map_or(tokens.len().min(room), |at| at + 1);
         self.outcome.ids.extend_from_slice(&tokens[..take]);
         self.outcome.gaps.extend_from_slice(&gaps[..take]);
-        let asked = (self.emit)(&tokens[..take]).is_break();
+        let asked = (self.emit)(Step { ids: &tokens[..take], round: self.outcome.rounds.last() }).is_break();
         match stop {
             Some(at) => Some(StopReason::Token(tokens[at])),
             None if asked => Some(StopReason::Stopped),
@@ -54,8 +54,8 @@ mod tests {
     fn feed(max_new: usize, runs: &[&[i32]]) -> (Vec<i32>, Vec<Vec<i32>>, Option<StopReason>) {
         let request = Request { prompt: vec![1], max_new, stop_ids: vec![STOP], golden: None };
         let mut emitted = Vec::new();
-        let mut emit = |run: &[i32]| {
-            emitted.push(run.to_vec());
+        let mut emit = |step: Step| {
+            emitted.push(step.ids.to_vec());
             ControlFlow::Continue(())
         };
         let mut output = Output::new(&request, &mut emit);

@@ -177,6 +177,13 @@ impl Model {
         linear(device, &Product::plain(&self.lm_head, s.a.acts(), wanted, logits))
     }
 
+    /// NaN in the cache's rows from slot `from` on, in all layers: all bits set, in each format.
+    pub fn poison(&self, from: usize) -> Result<()> {
+        let (row, layers) = (self.kv.row_bytes(), self.config.num_hidden_layers);
+        let nan = vec![u8::MAX; (self.slots - from) * row];
+        (0..layers).try_for_each(|layer| self.cache.write((layer * self.slots + from) * row, &nan))
+    }
+
     /// Moves the cache rows of the accepted path behind the committed length, in all layers.
     pub fn commit(&self, device: &Device, state: Global<u32>) -> Result<()> {
         kernels::commit(

@@ -6,7 +6,7 @@ use super::watch::Watch;
 use crate::cli::failure::Result;
 use crate::cli::interrupt::Polite;
 use crate::cli::output;
-use crate::engine::{Engine, Outcome, Request};
+use crate::engine::{Engine, Outcome, Request, Round};
 use crate::text::{TextStream, Tokenizer};
 
 /// Runs the engine with trees of `budget` nodes, printing as tokens come. Ends early at a stop string, at Ctrl-C, and
@@ -15,9 +15,10 @@ pub fn generate(engine: &mut Engine, request: &Request, budget: usize, printer: 
     let polite = Polite::begin();
     let mut failed = None;
     let mut watch = Watch::new(budget);
-    let outcome = engine.generate(request, &mut |ids| {
-        watch.see(ids.len()).into_iter().for_each(output::note);
-        match printer.push(ids) {
+    let outcome = engine.generate(request, &mut |step| {
+        watch.see(step.ids.len()).into_iter().for_each(output::note);
+        let traced = step.round.map_or(Ok(()), |round| printer.trace(round, step.ids));
+        match traced.and_then(|()| printer.push(step.ids)) {
             Ok(ControlFlow::Continue(())) if !polite.requested() => ControlFlow::Continue(()),
             Ok(_) => ControlFlow::Break(()),
             Err(failure) => {
@@ -33,6 +34,9 @@ pub fn generate(engine: &mut Engine, request: &Request, budget: usize, printer: 
 pub struct Printer<'a> {
     stop_ids: &'a [i32],
     quiet: bool,
+    tokenizer: Option<&'a Tokenizer>,
+    /// Rounds that have been said, where they are.
+    traced: Option<usize>,
     text: Option<(TextStream<'a>, String)>,
     count: usize,
     /// Tokens up to and with the one that completed a stop string.
@@ -43,7 +47,24 @@ impl<'a> Printer<'a> {
     /// `quiet` prints nothing; the text comes back from [`Self::finish`].
     pub fn new(stop_ids: &'a [i32], stop_texts: &[String], tokenizer: Option<&'a Tokenizer>, quiet: bool) -> Self {
         let text = tokenizer.map(|t| (TextStream::new(t, stop_texts), String::new()));
-        Self { stop_ids, quiet, text, count: 0, stopped_at: None }
+        Self { stop_ids, quiet, tokenizer, traced: None, text, count: 0, stopped_at: None }
+    }
+
+    /// Says what each round does, too, as it is done: one line on stderr.
+    pub fn tracing(self, on: bool) -> Self {
+        Self { traced: on.then_some(0), ..self }
+    }
+
+    fn trace(&mut self, round: &Round, ids: &[i32]) -> Result<()> {
+        let Some(number) = &mut self.traced else { return Ok(()) };
+        let shown = match self.tokenizer {
+            Some(tokenizer) => format!("{:?}", tokenizer.decode(ids)?),
+            None => format!("{ids:?}"),
+        };
+        let (nodes, accepted, ms) = (round.nodes, round.accepted, round.stages_us.total() / 1000.0);
+        output::note(format_args!("round {number}: {nodes} nodes, {accepted} accepted, {ms:.1} ms: {shown}"));
+        *number += 1;
+        Ok(())
     }
 
     fn push(&mut self, ids: &[i32]) -> Result<ControlFlow<()>> {

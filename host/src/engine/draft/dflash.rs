@@ -236,6 +236,15 @@ impl DFlash {
         linear(device, &into_h(&layer.down_proj, s.act.acts()))
     }
 
+    /// NaN in the cache's rows from slot `from` on.
+    pub fn poison(&self, from: usize) -> Result<()> {
+        let width = self.config.num_key_value_heads * self.config.head_dim;
+        self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]).try_for_each(|cache| {
+            let nan = vec![bf16::NAN; cache.len() - from * width];
+            cache.write(from * width, &nan)
+        })
+    }
+
     /// Keys and values of the scratch activations `a`, to cache slots S and on.
     fn keys_values(&self, device: &Device, state: Global<u32>, layer: &Layer, rows: usize) -> Result<()> {
         let (s, c) = (&self.scratch, &self.config);

@@ -45,6 +45,7 @@ pub fn run(args: &Decode) -> Result<()> {
         budget: plan.budget,
         growth: plan.growth,
         sampling: plan.sampling,
+        ..EngineOptions::default()
     };
     let started = std::time::Instant::now();
     let mut engine = load::open(&bundle, device, options)?;
@@ -52,7 +53,8 @@ pub fn run(args: &Decode) -> Result<()> {
     if args.explain {
         engine.explain().iter().for_each(output::note);
     }
-    let mut printer = Printer::new(&plan.stop_ids, &plan.stop_texts, tokenizer.as_ref(), args.json);
+    let mut printer =
+        Printer::new(&plan.stop_ids, &plan.stop_texts, tokenizer.as_ref(), args.json).tracing(args.trace_tree);
     let request = Request {
         prompt: plan.prompt.clone(),
         max_new: plan.max_new,
@@ -61,11 +63,7 @@ pub fn run(args: &Decode) -> Result<()> {
     };
     let outcome = generate(&mut engine, &request, plan.budget, &mut printer)?;
     let (text, stopped_at) = printer.finish()?;
-    let tokenizer = tokenizer.as_ref();
-    let report = Report { load, args, bundle: &bundle, plan: &plan, tokenizer, info, outcome, text, stopped_at };
-    if args.trace_tree {
-        report.trace()?;
-    }
+    let report = Report { load, args, bundle: &bundle, plan: &plan, info, outcome, text, stopped_at };
     report.summary();
     if args.json {
         output::json(&report.document(if args.explain { Some(engine.explain()) } else { None })?)?;

@@ -9,7 +9,6 @@ use crate::cli::failure::{Failure, Result};
 use crate::cli::output::{self, Bytes};
 use crate::device::Info;
 use crate::engine::{Draft, Outcome, Round, Sampling, Stages, StopReason};
-use crate::text::Tokenizer;
 use crate::weights::{Bundle, shortest};
 
 pub struct Report<'a> {
@@ -18,7 +17,6 @@ pub struct Report<'a> {
     pub args: &'a Decode,
     pub bundle: &'a Bundle,
     pub plan: &'a Plan<'a>,
-    pub tokenizer: Option<&'a Tokenizer>,
     pub info: Info,
     pub outcome: Outcome,
     /// The text without stop token and stop string.
@@ -147,30 +145,10 @@ impl Report<'_> {
         }
     }
 
-    /// One line a round on stderr.
-    pub fn trace(&self) -> Result<()> {
-        let mut at = 1;
-        for (i, round) in self.outcome.rounds.iter().enumerate() {
-            let end = (at + round.accepted + 1).min(self.ids().len());
-            let ids = &self.ids()[at.min(end)..end];
-            let shown = match self.tokenizer {
-                Some(tokenizer) => format!("{:?}", tokenizer.decode(ids)?),
-                None => format!("{ids:?}"),
-            };
-            let time = total(&round.stages_us) / 1000.0;
-            output::note(format_args!(
-                "round {i}: {} nodes, {} accepted, {time:.1} ms: {shown}",
-                round.nodes, round.accepted
-            ));
-            at = end;
-        }
-        Ok(())
-    }
-
     /// The run in a few lines on stderr.
     pub fn summary(&self) {
         let (ids, rounds) = (self.ids().len(), self.outcome.rounds.len());
-        let (prefill, decode) = (self.outcome.prefill_us / 1e6, total(&self.stages()) / 1e6);
+        let (prefill, decode) = (self.outcome.prefill_us / 1e6, self.stages().total() / 1e6);
         let rate = if decode > 0.0 {
             format!(" ({:.1} tokens/s)", ids.saturating_sub(1) as f64 / decode)
         } else {
@@ -235,7 +213,7 @@ impl Report<'_> {
             "accepted_by_depth": self.accepted_by_depth(),
             "load_us": self.load.as_secs_f64() * 1e6,
             "prefill_us": self.outcome.prefill_us,
-            "decode_us": total(&self.stages()),
+            "decode_us": self.stages().total(),
             "stages_us": self.stages(),
             "formats": formats(self.bundle, false),
             "kv": self.args.kv,
@@ -267,8 +245,4 @@ impl Report<'_> {
         }
         Ok(document)
     }
-}
-
-fn total(s: &Stages) -> f64 {
-    s.draft + s.tree + s.verify + s.accept + s.commit
 }
