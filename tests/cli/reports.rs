@@ -119,7 +119,16 @@ fn bench_sends_tokens_as_a_trained_model_did() {
 #[test]
 fn bench_refuses_what_there_is_not() {
     run(["bench", "kernel", "x"]).expect(2, &["no bench `x`", "experts"]);
-    run(["bench", "kernel", "w4a16", "--shape", "7168", "--device", "cpu"]).expect(4, &["shape `7168`: expected NxK"]);
+    run(["bench", "kernel", "w4a16", "--shape", "7168", "--device", "cpu"]).expect(2, &["shape `7168`: expected NxK"]);
+    let bench = |args: &[&str]| run([&["bench", "kernel", "--device", "cpu"], args].concat());
+    bench(&["mla", "--shape", "7x0"]).expect(2, &["shape `7x0`: expected HEADSxCONTEXT"]);
+    bench(&["tree", "--m", "1025"]).expect(2, &["a budget of 1025; at most 1024 are possible"]);
+    for (family, shape) in [("mla", "64x1000000000000000"), ("w4a16", "99999999999x99999999999"), ("topk", "1e18")] {
+        let code = if shape.contains('e') { 2 } else { 5 };
+        let word = if code == 2 { "shape `1e18`: expected N" } else { "out of device memory" };
+        bench(&[family, "--shape", shape]).expect(code, &[word]);
+    }
+    bench(&["pick", "--m", "99999999999999"]).expect(5, &["out of device memory"]);
     run(["bench"]).expect(2, &["Usage: kdtree bench <COMMAND>"]);
     for family in ["experts", "w4a16", "mla", "accept", "topk"] {
         run(["bench", "kernel", family, "--m", "1,0", "--device", "cpu"]).expect(2, &["'--m <ROWS>'", "at least 1"]);

@@ -72,6 +72,10 @@ fn values_out_of_range() {
         let input =
             if flag.starts_with("--golden") || flag.starts_with("--prompt") { &[][..] } else { &["--prompt", "a"] };
         decode("x.kdtr", &[input, &[&format!("{flag}={value}")]].concat(), &["error: "]);
+        // A negative number is a value that is out of range, not a flag that is not there.
+        if value.starts_with('-') {
+            decode("x.kdtr", &[input, &[flag, value]].concat(), &[&format!("invalid value '{value}' for '{flag}")]);
+        }
     }
 }
 

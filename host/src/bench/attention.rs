@@ -41,7 +41,8 @@ impl std::str::FromStr for Shape {
         };
         let sized = || {
             let (heads, context) = two(size, 'x')?;
-            Some((heads.parse().ok().filter(|&heads: &usize| heads > 0)?, context))
+            let heads = heads.parse().ok().filter(|&heads: &usize| heads > 0)?;
+            (context > 0).then_some((heads, context))
         };
         let planned = |plan| {
             let (name, parts) = two(plan, '/')?;

@@ -65,6 +65,32 @@ pub struct Options {
     pub numbers: Numbers,
 }
 
+/// Values that a row of nearly every family has at least.
+const ROW: u128 = 1024;
+
+impl Options {
+    /// Fails where no machine like this one has the memory for a case: at least half a byte for each element of a
+    /// shape, and two for each of the rows by its longest side, which is at least [`ROW`].
+    pub fn check(&self, device: &Device) -> Result<()> {
+        let Some(free) = device.free_memory() else { return Ok(()) };
+        let rows = self.rows.iter().copied().max().unwrap_or(1) as u128;
+        let mut shapes: Vec<Vec<u128>> = vec![vec![1]];
+        for text in &self.shapes {
+            let numbers = text.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
+            // What does not fit is as good as the largest.
+            shapes.push(numbers.map(|digits| digits.parse().unwrap_or(u64::MAX.into())).collect());
+        }
+        let product = |numbers: &Vec<u128>| numbers.iter().fold(1u128, |all, &n| all.saturating_mul(n.max(1)));
+        let elements = shapes.iter().map(product).max().unwrap_or(1);
+        let longest = shapes.iter().flatten().copied().max().unwrap_or(1);
+        let least = (elements / 2).max(rows.saturating_mul(longest.max(ROW)).saturating_mul(2));
+        match usize::try_from(least) {
+            Ok(bytes) if bytes as u64 <= free => Ok(()),
+            bytes => Err(DeviceError::OutOfMemory { bytes: bytes.unwrap_or(usize::MAX) }),
+        }
+    }
+}
+
 /// Prepares the next case; none when there are no more. Cases are made one at a time: each holds gigabytes.
 pub type Cases<'a> = Box<dyn Iterator<Item = Result<Case>> + 'a>;
 
@@ -164,7 +190,7 @@ fn different<T: PartialEq>(found: &[T], want: &[T]) -> f64 {
 
 /// A shape that does not read, or a family that cannot be asked so.
 pub(crate) fn refused(what: String) -> DeviceError {
-    DeviceError::Unsupported(what)
+    DeviceError::Request(what)
 }
 
 #[cfg(test)]
@@ -189,7 +215,7 @@ mod tests {
                 &[1],
                 USUAL,
             ),
-            ("tree", &[], &[1, 100], USUAL),
+            ("tree", &["8", "1024"], &[8, 1024], USUAL),
             ("block", &["20", "20:64"], &[1], USUAL),
         ]
     };

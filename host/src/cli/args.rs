@@ -51,6 +51,16 @@ fn layers(text: &str) -> Result<usize, String> {
     count.parse().ok().filter(|&k| k > 0).ok_or_else(|| "expected `0..K` or `K`, with K from 1 on".to_string())
 }
 
+/// A number of things, or the start of random numbers.
+fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", most::<T>()))
+}
+
+/// The largest number of a type without sign.
+fn most<T>() -> u64 {
+    u64::MAX >> (u64::BITS as usize - 8 * size_of::<T>())
+}
+
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("at least 1 is wanted".into()),
@@ -108,7 +118,8 @@ pub struct Decode {
     pub bundle: PathBuf,
 
     /// Prompt of golden N of the bundle; its tokens must come out
-    #[arg(long, value_name = "N", help_heading = "Input (one of)")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, help_heading = "Input (one of)")]
+    #[arg(allow_negative_numbers = true)]
     pub golden: Option<usize>,
     /// Prompt text; names of special tokens in it are ordinary text
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Input (one of)")]
@@ -134,37 +145,46 @@ pub struct Decode {
     pub drafter: Option<PathBuf>,
     /// Nodes of a tree [default: 16]
     #[arg(long, value_name = "N", value_parser = budget(), help_heading = "Speculation")]
+    #[arg(allow_negative_numbers = true)]
     pub budget: Option<u32>,
     /// Leave out nodes whose path is less probable than this
     #[arg(long, value_name = "P", value_parser = probability, help_heading = "Speculation")]
+    #[arg(allow_negative_numbers = true)]
     pub min_prob: Option<f32>,
     /// Put the chain of best drafts into each tree before all else
     #[arg(long, help_heading = "Speculation")]
     pub spine: bool,
 
     /// Most tokens to produce [default: all of a golden's, else 256 or what the context has room for]
-    #[arg(long, value_name = "N", help_heading = "Generation")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, help_heading = "Generation")]
+    #[arg(allow_negative_numbers = true)]
     pub max_new: Option<usize>,
     /// Draw tokens at this temperature; 0 takes the likeliest [default: 0]
     #[arg(long, value_name = "T", value_parser = temperature, help_heading = "Generation")]
+    #[arg(allow_negative_numbers = true)]
     pub temp: Option<f32>,
     /// Draw from the K likeliest tokens
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Generation")]
+    #[arg(allow_negative_numbers = true)]
     pub top_k: Option<u32>,
     /// Draw from the likeliest tokens that together have this probability
     #[arg(long, value_name = "P", value_parser = share, help_heading = "Generation")]
+    #[arg(allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Draw from tokens with at least this share of the likeliest one's probability
     #[arg(long, value_name = "P", value_parser = share, help_heading = "Generation")]
+    #[arg(allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Start of the random numbers: a seed draws the same tokens with any drafts [default: 0]
-    #[arg(long, value_name = "N", help_heading = "Generation")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>, help_heading = "Generation")]
+    #[arg(allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// End at this text; may be repeated
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, help_heading = "Generation")]
     pub stop: Vec<String>,
     /// End at this token id, too; may be repeated
     #[arg(long, value_name = "ID", help_heading = "Generation")]
+    #[arg(allow_negative_numbers = true)]
     pub stop_id: Vec<i32>,
     /// Go on after the bundle's stop tokens
     #[arg(long, help_heading = "Generation")]
@@ -180,7 +200,8 @@ pub struct Decode {
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "bf16", help_heading = "Device")]
     pub kv: KvFormat,
     /// Tokens that prompt and output may have together [default: what this run needs]
-    #[arg(long, value_name = "N", help_heading = "Device")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, help_heading = "Device")]
+    #[arg(allow_negative_numbers = true)]
     pub context: Option<usize>,
     /// Load the first K layers only, for bring-up: `0..K` or `K`
     #[arg(long, value_name = "0..K", value_parser = layers, help_heading = "Device")]
@@ -455,6 +476,7 @@ pub struct BenchKernel {
     pub shape: Vec<String>,
     /// Rows of activations [default: the operator's own]
     #[arg(long, value_name = "ROWS", value_delimiter = ',', value_parser = at_least_one)]
+    #[arg(allow_negative_numbers = true)]
     pub m: Vec<usize>,
     /// What the cache of mla and commit keeps a token as
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "bf16")]

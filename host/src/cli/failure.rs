@@ -79,7 +79,11 @@ impl Failure {
 }
 
 fn device(error: &DeviceError) -> u8 {
-    if matches!(error, DeviceError::OutOfMemory { .. }) { 5 } else { 4 }
+    match error {
+        DeviceError::OutOfMemory { .. } => 5,
+        DeviceError::Request(_) => 2,
+        _ => 4,
+    }
 }
 
 #[cfg(test)]
@@ -99,6 +103,7 @@ mod tests {
             (Failure::Engine(EngineError::Unsupported("x".into())), 3),
             (Failure::Device(DeviceError::NoDevice("x".into())), 4),
             (Failure::Device(memory()), 5),
+            (Failure::Device(DeviceError::Request("x".into())), 2),
             (Failure::Engine(EngineError::Device(memory())), 5),
             (Failure::Engine(EngineError::NonFinite("x".into())), 6),
             (Failure::Verification("x".into()), 7),

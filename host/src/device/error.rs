@@ -32,6 +32,9 @@ pub enum DeviceError {
     Range { what: &'static str, start: usize, len: usize, of: usize },
     #[error("{0}")]
     Unsupported(String),
+    /// What nobody can ask for.
+    #[error("{0}")]
+    Request(String),
 }
 
 fn shape([x, y, z]: [u32; 3]) -> String {

@@ -6,7 +6,7 @@ use crate::bench::{self, FAMILIES, Measured, Memory, Options};
 use crate::cli::args::BenchKernel;
 use crate::cli::failure::{Failure, Result};
 use crate::cli::output;
-use crate::device::Device;
+use crate::device::{Device, DeviceError};
 
 pub fn run(args: &BenchKernel) -> Result<()> {
     let names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
@@ -20,6 +20,7 @@ pub fn run(args: &BenchKernel) -> Result<()> {
     let (shapes, rows) = (args.shape.clone(), args.m.clone());
     let options = Options { shapes, rows, kv: args.kv, routing: args.routing, numbers: args.format };
     let device = Device::open(args.device, args.ptx.as_deref())?;
+    options.check(&device)?;
     let info = device.info();
     let memory = Memory::measure(&device)?;
     let kernels = info.ptx.as_ref().map_or(String::new(), |ptx| format!(", kernels for {ptx}"));
@@ -29,8 +30,8 @@ pub fn run(args: &BenchKernel) -> Result<()> {
     ));
     let mut measured = Vec::new();
     for (_, cases) in FAMILIES.iter().filter(|(name, _)| wanted.contains(name)) {
-        for case in cases(&device, &options)? {
-            let found = bench::measure(&device, &memory, &case?)?;
+        for case in cases(&device, &options).map_err(asked)? {
+            let found = bench::measure(&device, &memory, &case.map_err(asked)?)?;
             if !args.json {
                 if measured.is_empty() {
                     output::line(HEADING)?;
@@ -44,6 +45,14 @@ pub fn run(args: &BenchKernel) -> Result<()> {
         output::json(&json!({ "device": info, "memory_gb_s": memory, "replays": bench::REPLAYS, "cases": measured }))?;
     }
     Ok(())
+}
+
+/// A launcher that refuses a case refuses what was asked for.
+fn asked(error: DeviceError) -> Failure {
+    match error {
+        DeviceError::Contract { .. } => Failure::usage(error.to_string()),
+        error => error.into(),
+    }
 }
 
 const HEADING: &str =
