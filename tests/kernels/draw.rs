@@ -9,7 +9,7 @@ use gpu::philox::philox;
 use kdtree::device::{Buffer, Device};
 use kdtree::kernels::{
     Accept, Argmax, ArgmaxWorkspace, Draw, SampleLimits, Sampling, accept, argmax_workspace, draw, initial_state,
-    sample_limits,
+    sample_limits, sample_limits_workspace,
 };
 use kdtree::reference::{self, bounds};
 
@@ -36,6 +36,11 @@ pub fn cases(suite: &mut Suite) {
         let few = |r: &mut Random| r.below(6) as f32 * 0.5;
         suite.both(format!("sample_limits::{rows}x{vocab}, ties"), move |d| filters(d, rows, vocab, few));
     }
+    // More logits tie, or nearly, than candidates are sorted; and logits that are far apart.
+    suite.both("sample_limits::1x9000, one value", |d| filters(d, 1, 9000, |_| 1.5));
+    suite.both("sample_limits::1x9000, two values", |d| filters(d, 1, 9000, |r| r.below(2) as f32 * 1e-3));
+    suite.both("sample_limits::1x9000, wide", |d| filters(d, 1, 9000, |r| r.unit() * 400.0));
+    suite.both("sample_limits::1x9000, a thousand values", |d| filters(d, 1, 9000, |r| r.below(1000) as f32 * 1e-5));
     suite.cuda("sample_limits::9x163840", |d| filters(d, 9, K2_VOCAB, |r| r.unit() * 9.0));
     suite.cuda("sample_limits::2x163840, ties", |d| filters(d, 2, K2_VOCAB, |r| r.below(40) as f32 * 0.25));
     suite.both("sample_limits::infinities", infinities);
@@ -63,6 +68,22 @@ fn noise() -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Leaves the limits of `rows` rows.
+fn limit(
+    device: &Device,
+    logits: &Buffer<f32>,
+    limits: &Buffer<u32>,
+    sampling: Sampling,
+    rows: usize,
+    vocab: usize,
+) -> Outcome {
+    // What lies in the scratch memory does not matter.
+    let scratch = device.alloc(sample_limits_workspace(rows, vocab))?;
+    scratch.fill(0xFF)?;
+    let (logits, limits, workspace) = (logits.view(), limits.view_mut(), scratch.view_mut());
+    Ok(sample_limits(device, SampleLimits { logits, limits, workspace, sampling, rows, vocab })?)
 }
 
 /// Device buffers of draws.
@@ -103,8 +124,7 @@ impl<'a> Bench<'a> {
 
     /// Leaves the limits of the first `rows` rows.
     fn limit(&self, sampling: Sampling, rows: usize) -> Outcome {
-        let (logits, limits) = (self.logits.view(), self.limits.view_mut());
-        Ok(sample_limits(self.device, SampleLimits { logits, limits, sampling, rows, vocab: self.vocab })?)
+        limit(self.device, &self.logits, &self.limits, sampling, rows, self.vocab)
     }
 
     fn run(&self, sampling: Sampling) -> Outcome {
@@ -334,8 +354,7 @@ fn filters(device: &Device, rows: usize, vocab: usize, value: impl Fn(&mut Rando
         (2.0, 40, 0.8, 0.9),
     ] {
         let sampling = Sampling { temperature, top_k, top_p, min_p, seed: 0 };
-        let p = SampleLimits { logits: d_logits.view(), limits: limits.view_mut(), sampling, rows, vocab };
-        sample_limits(device, p)?;
+        limit(device, &d_logits, &limits, sampling, rows, vocab)?;
         let limits = limits.read()?;
         for (row, limit) in logits.chunks(vocab).zip(limits.chunks(2)) {
             kept_as_wanted(row, (limit[0], limit[1]), &sampling)?;
@@ -371,8 +390,7 @@ fn infinities(device: &Device) -> Outcome {
     for (top_k, top_p, kept) in [(1, 1.0, 1), (2, 1.0, 2), (0, 0.9, 2), (0, 0.5, 1)] {
         let sampling = Sampling { top_k, top_p, ..Sampling::all(1.0, 0) };
         let (d_logits, limits) = (device.upload(&logits)?, device.alloc(2)?);
-        let p = SampleLimits { logits: d_logits.view(), limits: limits.view_mut(), sampling, rows: 1, vocab: 600 };
-        sample_limits(device, p)?;
+        limit(device, &d_logits, &limits, sampling, 1, 600)?;
         let limits = limits.read()?;
         let got = (0..600).filter(|&i| (order::key(logits[i]), !(i as u32)) >= (limits[0], !limits[1])).count();
         equal("kept", &[got], &[kept])?;

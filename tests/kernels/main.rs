@@ -28,6 +28,7 @@ mod support;
 mod top_k;
 mod tree;
 mod tree_build;
+mod tree_shapes;
 mod widen;
 
 fn main() -> std::process::ExitCode {
@@ -51,6 +52,7 @@ fn main() -> std::process::ExitCode {
     argmax::cases(&mut suite);
     top_k::cases(&mut suite);
     tree_build::cases(&mut suite);
+    tree_shapes::cases(&mut suite);
     widen::cases(&mut suite);
     bandwidth::cases(&mut suite);
     accept::cases(&mut suite);

@@ -2,7 +2,7 @@
 
 use gpu::args::state::{BONUS, COMMITTED, ERROR, ERROR_DRAFT, ERROR_ROUTER, ERROR_ROW, NODES, STATE_WORDS};
 use kdtree::device::{Buffer, Device};
-use kdtree::kernels::{Growth, TreeBuild, initial_state, tree_build};
+use kdtree::kernels::{Builder, Growth, TreeBuild, initial_state, tree_build, tree_build_by};
 use kdtree::reference::{self, Draft, Tree};
 
 use super::support::{Outcome, Random, Suite, check, equal};
@@ -25,7 +25,6 @@ pub fn cases(suite: &mut Suite) {
     suite.both("tree_build::positive_logp", positive);
     suite.both("tree_build::floor", floor);
     suite.both("tree_build::spine", spine);
-    suite.both("tree_build::sequences", sequences);
     suite.both("tree_build::by_definition", by_definition);
     suite.both("tree_build::ties", ties);
     suite.both("tree_build::certain_drafts", certain);
@@ -62,12 +61,29 @@ impl<'a> Bench<'a> {
         })
     }
 
+    /// The tree and the state, the same from every kernel that can build it.
     fn build(&self, draft: Draft, budget: usize, state: &[u32]) -> Result<(Tree, Vec<u32>), libtest_mimic::Failed> {
         self.grow(draft, budget, Growth::BEST_FIRST, state)
     }
 
     fn grow(
         &self,
+        draft: Draft,
+        budget: usize,
+        growth: Growth,
+        state: &[u32],
+    ) -> Result<(Tree, Vec<u32>), libtest_mimic::Failed> {
+        let built = self.grow_by(Builder::Block, draft, budget, growth, state)?;
+        if Builder::Warp.can(budget, draft.k) {
+            let small = self.grow_by(Builder::Warp, draft, budget, growth, state)?;
+            check(small == built, || format!("one warp builds {small:?}, one block {built:?}"))?;
+        }
+        Ok(built)
+    }
+
+    fn grow_by(
+        &self,
+        builder: Builder,
         draft: Draft,
         budget: usize,
         growth: Growth,
@@ -95,7 +111,7 @@ impl<'a> Bench<'a> {
             budget,
             growth,
         };
-        tree_build(self.device, p)?;
+        tree_build_by(self.device, p, builder)?;
         let (rows, state) = (budget + 1, self.state.read()?);
         let words = rows * rows.div_ceil(32);
         let tree = Tree {
@@ -113,7 +129,7 @@ impl<'a> Bench<'a> {
         self.grown(draft, budget, Growth::BEST_FIRST)
     }
 
-    fn grown(&self, draft: Draft, budget: usize, growth: Growth) -> Result<Tree, libtest_mimic::Failed> {
+    pub fn grown(&self, draft: Draft, budget: usize, growth: Growth) -> Result<Tree, libtest_mimic::Failed> {
         let before = initial_state(40, BONUS_ID, 7);
         let (tree, state) = self.grow(draft, budget, growth, &before)?;
         let want = reference::tree_build(BONUS_ID as i32, draft, budget, growth);
@@ -131,7 +147,7 @@ impl<'a> Bench<'a> {
 }
 
 /// Rows of descending values with ids that may repeat.
-fn draw(random: &mut Random, levels: usize, k: usize, value: impl Fn(&mut Random) -> f32) -> (Vec<i32>, Vec<f32>) {
+pub fn draw(random: &mut Random, levels: usize, k: usize, value: impl Fn(&mut Random) -> f32) -> (Vec<i32>, Vec<f32>) {
     let ids = (0..levels * k).map(|_| random.below(50) as i32).collect();
     let mut logp = Vec::new();
     for _ in 0..levels {
@@ -142,7 +158,7 @@ fn draw(random: &mut Random, levels: usize, k: usize, value: impl Fn(&mut Random
     (ids, logp)
 }
 
-fn smooth(random: &mut Random) -> f32 {
+pub fn smooth(random: &mut Random) -> f32 {
     let u = f64::from(random.unit()) * 0.5 + 0.5;
     (u + 1e-6).ln() as f32 * 3.0
 }
@@ -182,7 +198,7 @@ fn budgets(device: &Device) -> Outcome {
 fn against_heap(device: &Device, levels: usize, k: usize) -> Outcome {
     let mut random = Random::new(43);
     let bench = Bench::new(device)?;
-    for budget in [0, 1, 5, 6, 7, 31, 32, 33, 63, 64] {
+    for budget in [0, 1, 5, 6, 7, 31, 32, 33, 63, 64, 65, 100] {
         let (ids, logp) = draw(&mut random, levels, k, smooth);
         bench.same(Draft { ids: &ids, logp: &logp, levels, k }, budget)?;
     }
@@ -363,6 +379,8 @@ fn refuses(device: &Device) -> Outcome {
     equal("state", &bench.state.read()?[COMMITTED..=BONUS], &[0, 0])?;
     let two = TreeBuild { sequences: 2, ..p(2, 4, 4) };
     let nan = TreeBuild { growth: Growth { floor: f32::NAN, spine: false }, ..p(2, 4, 4) };
+    let small = tree_build_by(device, p(2, 4, 65), Builder::Warp).err().map(|e| e.to_string()).unwrap_or_default();
+    check(small.contains("too much for one warp"), || format!("expected a refusal, found `{small}`"))?;
     for bad in [p(3, 4, 4), p(2, 4, 1025), p(32, 1, 4), p(2, 0, 4), p(0, 1025, 4), two, nan] {
         let error = tree_build(device, bad).err().map(|e| e.to_string()).unwrap_or_default();
         check(error.starts_with("tree_build: "), || format!("expected a refusal, found `{error}`"))?;
@@ -441,7 +459,7 @@ fn with_growth(device: &Device, growth: impl Fn(&mut Random) -> Growth) -> Outco
 }
 
 fn floor(device: &Device) -> Outcome {
-    let floors = [0.0, -0.5, -1.0, -3.0, f32::NEG_INFINITY];
+    let floors = [0.5, 0.0, -0.5, -1.0, -3.0, f32::NEG_INFINITY];
     with_growth(device, |r| Growth { floor: floors[r.below(floors.len())], spine: false })
 }
 
@@ -455,52 +473,4 @@ fn spine(device: &Device) -> Outcome {
     let tree = bench.grown(draft, 4, Growth { spine: true, ..Growth::BEST_FIRST })?;
     equal("tokens", &tree.tokens[1..], &[1, 3, 5, 2])?;
     equal("parents", &tree.parents[1..], &[0, 1, 2, 0])
-}
-
-/// Several sequences in one launch are those of one launch each.
-fn sequences(device: &Device) -> Outcome {
-    let (n, levels, k, budget) = (3, 5, 12, 40);
-    let (rows, words) = (budget + 1, (budget + 1usize).div_ceil(32));
-    let mut random = Random::new(89);
-    let (mut ids, mut logp, mut states) = (Vec::new(), Vec::new(), Vec::new());
-    for sequence in 0..n {
-        let (some_ids, some_logp) = draw(&mut random, levels, k, smooth);
-        ids.extend(some_ids);
-        logp.extend(some_logp);
-        states.extend(initial_state(7, 100 + sequence as u32, 0));
-    }
-    let (d_ids, d_logp, state) = (device.upload(&ids)?, device.upload(&logp)?, device.upload(&states)?);
-    let (tokens, parents) = (device.alloc(n * rows)?, device.alloc(n * rows)?);
-    let (depths, ancestors) = (device.alloc(n * rows)?, device.alloc(n * rows * words)?);
-    let p = TreeBuild {
-        ids: d_ids.view(),
-        logp: d_logp.view(),
-        state: state.view_mut(),
-        tokens: tokens.view_mut(),
-        parents: parents.view_mut(),
-        depths: depths.view_mut(),
-        ancestors: ancestors.view_mut(),
-        sequences: n,
-        levels,
-        k,
-        budget,
-        growth: Growth::BEST_FIRST,
-    };
-    tree_build(device, p)?;
-    let (tokens, parents, depths, ancestors) = (tokens.read()?, parents.read()?, depths.read()?, ancestors.read()?);
-    let state = state.read()?;
-    for i in 0..n {
-        let part = i * levels * k..(i + 1) * levels * k;
-        let draft = Draft { ids: &ids[part.clone()], logp: &logp[part], levels, k };
-        let got = Tree {
-            nodes: state[i * STATE_WORDS + NODES] as usize,
-            tokens: tokens[i * rows..][..rows].to_vec(),
-            parents: parents[i * rows..][..rows].to_vec(),
-            depths: depths[i * rows..][..rows].to_vec(),
-            ancestors: ancestors[i * rows * words..][..rows * words].to_vec(),
-        };
-        let want = reference::tree_build(100 + i as i32, draft, budget, Growth::BEST_FIRST);
-        check(got == want, || format!("sequence {i}: {got:?}, expected {want:?}"))?;
-    }
-    Ok(())
 }

@@ -121,7 +121,7 @@ pub struct DrawArgs {
     pub inverse_temperature: f32,
 }
 
-/// See [`crate::kernels::sample_limits`].
+/// See [`crate::kernels::sample_limits`]: all of its kernels.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SampleLimitsArgs {
@@ -129,6 +129,8 @@ pub struct SampleLimitsArgs {
     pub logits: Global<f32>,
     /// `[rows, 2]`.
     pub limits: GlobalMut<u32>,
+    /// `[rows, ROW_WORDS]`, then `[rows, chunks]`: maxima of the chunks.
+    pub words: GlobalMut<u32>,
     pub vocab: u32,
     pub inverse_temperature: f32,
     /// 0: all.
@@ -190,8 +192,8 @@ pub struct TreeBuildArgs {
     pub floor: f32,
     /// 1: the chain of best tokens is taken first.
     pub spine: u32,
-    /// Entries of the list of children in shared memory.
-    pub listed: u32,
+    /// Columns of `logp` that lie in shared memory.
+    pub columns: u32,
 }
 
 /// See [`crate::kernels::accept`]. Arrays of all sequences, one after the other.

@@ -36,6 +36,8 @@ pub const fn threads(rows: usize) -> u32 {
 
 #[kernel]
 pub fn accept(a: AcceptArgs) {
+    thread::wait_for_previous();
+    thread::start_next();
     let (t, threads) = (thread::thread_idx_x() as usize, thread::block_dim_x() as usize);
     let sequence = thread::block_idx_x() as usize;
     let rows = a.rows as usize;

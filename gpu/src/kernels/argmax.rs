@@ -287,11 +287,15 @@ fn finish(a: &ArgmaxArgs, values: impl Values) {
 
 #[kernel]
 pub fn argmax(a: ArgmaxArgs) {
+    thread::wait_for_previous();
+    thread::start_next();
     finish(&a, Greedy);
 }
 
 #[kernel]
 pub fn draw(a: DrawArgs) {
+    thread::wait_for_previous();
+    thread::start_next();
     let row = thread::block_idx_y() as usize;
     let limit = if a.limits.is_empty() { (0, 0) } else { (a.limits.get(2 * row), a.limits.get(2 * row + 1)) };
     let values = Noisy {

@@ -41,6 +41,8 @@ const DIGIT_BITS: u32 = 8;
 const BINS: usize = 1 << DIGIT_BITS;
 /// Group maxima that are wanted for each of the k.
 const SPREAD: usize = 4;
+/// One more in so many group maxima may reach the bound: the last digits are seldom looked at.
+const SLACK: u32 = 8;
 /// Vocabularies that are sorted whole.
 const SMALL: usize = 1024;
 /// Candidates that are sorted at most.
@@ -48,8 +50,8 @@ const MAX_ROOM: usize = 8192;
 
 static_shared!(fn top_k_histogram() -> [u32; BINS]);
 static_shared!(fn top_k_bins_above() -> [u32; WARPS]);
-// The digit found, and the keys above it.
-static_shared!(fn top_k_found() -> [u32; 2]);
+// The digit found, the keys above it, and those above and with it.
+static_shared!(fn top_k_found() -> [u32; 3]);
 static_shared!(fn top_k_over() -> [u32; WARPS]);
 static_shared!(fn top_k_equal() -> [u32; WARPS]);
 static_shared!(fn top_k_partial() -> [f32; WARPS]);
@@ -91,9 +93,10 @@ pub const fn shared_bytes(vocab: usize, k: usize) -> usize {
 const STATIC_BYTES: usize = 4096;
 const _: () = assert!(MAX_ROOM * size_of::<u64>() + STATIC_BYTES <= crate::SHARED_LIMIT as usize);
 
-/// The `k`-th largest of `len` keys, and how many keys equal to it belong to the `k` largest.
+/// The `k`-th largest of `len` keys, and how many keys equal to it belong to the `k` largest. Or, as soon as no more than
+/// `enough` keys reach it, a lower bound of it.
 #[inline(always)]
-fn threshold(len: usize, key: impl Fn(usize) -> u32, k: u32) -> (u32, u32) {
+fn threshold(len: usize, key: impl Fn(usize) -> u32, k: u32, enough: u32) -> (u32, u32) {
     let (histogram, above, found) = (top_k_histogram(), top_k_bins_above(), top_k_found());
     let t = thread::thread_idx_x() as usize;
     let (mut prefix, mut wanted) = (0, k);
@@ -126,10 +129,16 @@ fn threshold(len: usize, key: impl Fn(usize) -> u32, k: u32) -> (u32, u32) {
         if upto >= wanted && upto - count < wanted {
             found.set(0, bin as u32);
             found.set(1, upto - count);
+            found.set(2, upto);
         }
         thread::sync_threads();
         prefix = prefix << DIGIT_BITS | found.get(0);
+        let reach = k - wanted + found.get(2);
         wanted -= found.get(1);
+        if reach <= enough {
+            prefix <<= shift;
+            break;
+        }
     }
     (prefix, wanted)
 }
@@ -138,7 +147,7 @@ fn threshold(len: usize, key: impl Fn(usize) -> u32, k: u32) -> (u32, u32) {
 /// There are at least `k` keys.
 #[inline(always)]
 fn select(len: usize, key: impl Fn(usize) -> u32, k: u32, mut keep: impl FnMut(usize, usize)) {
-    let (limit, ties) = threshold(len, &key, k);
+    let (limit, ties) = threshold(len, &key, k, 0);
     let (warp_over, warp_equal) = (top_k_over(), top_k_equal());
     let (w, lane) = (warp::warp_id() as usize, warp::lane_id());
     // A warp owns a range of indices and walks it twice: to count, then to place.
@@ -246,6 +255,8 @@ fn chunk_of(a: &TopKArgs) -> (Global<f32>, usize) {
 
 #[kernel]
 pub fn top_k_chunks(a: TopKArgs) {
+    thread::wait_for_previous();
+    thread::start_next();
     let (number, row) = (thread::block_idx_x() as usize, thread::block_idx_y() as usize);
     let (t, chunks, groups) = (thread::thread_idx_x(), thread::grid_dim_x() as usize, a.groups as usize);
     let (chunk, _) = chunk_of(&a);
@@ -349,6 +360,8 @@ fn gather(a: &TopKArgs, values: [[f32; WIDE]; LOADS], chunk: Global<f32>, start:
 
 #[kernel]
 pub fn top_k_select(a: TopKArgs) {
+    thread::wait_for_previous();
+    thread::start_next();
     let (row, vocab, k) = (thread::block_idx_y() as usize, a.vocab as usize, a.k as usize);
     let (t, chunks) = (thread::thread_idx_x(), thread::grid_dim_x() as usize);
     let (chunk, start) = chunk_of(&a);
@@ -363,7 +376,7 @@ pub fn top_k_select(a: TopKArgs) {
             i += THREADS as usize;
         }
         // Each thread reads what it has written, then the barriers of the threshold follow.
-        (bound, _) = threshold(count, |i| keys.get(i), a.k);
+        (bound, _) = threshold(count, |i| keys.get(i), a.k, a.k + a.k / SLACK);
     }
     gather(&a, values, chunk, start, bound);
     thread::sync_threads();

@@ -7,25 +7,25 @@
 //! NaN or +inf in a column that the budget can reach (depth d, counted from 1, reaches `budget - d + 1` columns), or an
 //! error already in the state, makes a tree without nodes.
 //!
-//! Grid: x = sequences, a block each, a thread for every two nodes. No queue: a child's score is at most its parent's,
-//! so the order of selection is one fixed order of all prefixes, (score, parent, rank), and the tree is its first
-//! `budget`. Level by level, `nodes` holds the first `budget` of the prefixes up to that depth, in order, and the
-//! level's nodes among them (the front) are expanded:
+//! Grid: x = sequences, a block each. No queue: a child's score is at most its parent's, so the order of selection is
+//! one fixed order of all prefixes, (score, parent, rank), and the tree is its first `budget`:
 //!
-//! * bound: a child of rank r (from 1) under the front's parent p (from 1), which is the f-th node, has `f + p * r - 1`
-//!   others before it. So r <= (budget - f) / p, and the score where `f + p * r` reaches the budget is a lower bound
-//!   of the last score that is taken. The largest of these bounds, and the last node's score once there are `budget`,
-//!   cut the children of each parent to a run; at most sum(budget / p) are left, 7,262 for a budget of 1,024;
-//! * sort: the runs are laid side by side and sorted by (score, parent, rank), one 64-bit integer each;
-//! * merge: each node counts the children before it, each child the nodes, and those that land below the budget move
-//!   there. Parents are renumbered on the way, so that the comparisons of the next level are again of integers.
+//! * guess: the score of the last node, from histograms of the levels (see [`super::tree_draft`]);
+//! * list: all prefixes of that score or more, level by level. The children of a node that count are a run of ranks
+//!   found by halving; the runs of a level are laid side by side by a sum over the block. Where the list comes out
+//!   shorter than the budget, or longer than [`listed`], the search for a score goes on between the two;
+//! * sort: entries go to bins by score, and each counts those of its bin that are before it. Equal scores are ordered
+//!   by their parents' places: where there are some, the count is repeated until no place changes;
+//! * ties: where more prefixes tie with the last node than are listed at most, the list ends above them, and the
+//!   children with that very score follow in the order of their parents until the tree is full.
 //!
 //! Then all threads write the rows; ancestor bits are gathered in shared memory, so that they leave in whole lines.
 
-use cuda_std::{Global, GlobalMut, Shared, dynamic_shared, kernel, math, static_shared, thread, warp};
+use cuda_std::{GlobalMut, Shared, dynamic_shared, kernel, math, static_shared, thread, warp};
 
-use super::{bitonic, errors, order};
-use crate::args::state::{BONUS, ERROR, ERROR_DRAFT, NODES, STATE_WORDS};
+use super::order;
+use super::tree_draft::{Draft, Guess, guess_words, partition};
+use crate::args::state::{BONUS, ERROR, NODES, STATE_WORDS};
 use crate::args::tokens::TreeBuildArgs;
 use crate::unroll::unroll;
 
@@ -36,537 +36,654 @@ pub const MAX_LEVELS: usize = 31;
 /// Candidates a position at most.
 pub const MAX_K: usize = 1024;
 
-const MAX_THREADS: u32 = 512;
-const MIN_THREADS: u32 = 64;
-const MAX_WARPS: usize = (MAX_THREADS / warp::WARP) as usize;
+/// Threads a block. More than 256: there is one block, and its steps are short.
+pub const THREADS: u32 = 512;
+const WARPS: u32 = THREADS / warp::WARP;
+/// Rows besides the root that a thread writes.
+const OWNED: usize = 2;
+const _: () = assert!(THREADS as usize * OWNED >= MAX_BUDGET);
+/// Bins of the sort that a thread owns.
+const SORT_BINS: u32 = 2;
 
-// A node is one integer whose descending order is the order of selection: the score's key, then the complement of
-// (parent row, rank, depth).
+// A place: the parent's row, the rank among its children, the depth.
 const DEPTH_BITS: u32 = 5;
 const RANK_BITS: u32 = 10;
 const _: () = assert!(MAX_LEVELS < 1 << DEPTH_BITS && MAX_K <= 1 << RANK_BITS);
-/// Key of a spine node's place in the order, less its depth; its score lies elsewhere.
-const SPINE: u32 = u32::MAX;
+const _: () = assert!(listed(MAX_BUDGET as u32) < 1 << (u32::BITS - DEPTH_BITS - RANK_BITS));
 
-// Whether a level has NaN, and two counters that alternate between levels: children kept.
+static_shared!(fn tree_build_warps() -> [u32; WARPS as usize]);
+// Whether a level has NaN; whether entries tie or move, by rounds that alternate.
 static_shared!(fn tree_build_bad() -> [u32; 1]);
-static_shared!(fn tree_build_kept() -> [u32; 2]);
-static_shared!(fn tree_build_warps() -> [u32; MAX_WARPS]);
-static_shared!(fn tree_build_spine() -> [f32; MAX_LEVELS]);
+static_shared!(fn tree_build_moved() -> [u32; 2]);
 
-/// Nodes that a thread owns, in a row.
-const OWNED: usize = 2;
-const _: () = assert!(MAX_THREADS as usize * OWNED >= MAX_BUDGET);
-
-/// Threads a block for `budget` nodes: two a node as far as possible. More than 256 from a budget of 128 on: steps of
-/// the sort are short, and there is one block.
-pub const fn threads(budget: usize) -> u32 {
-    let threads = (2 * budget as u32).next_multiple_of(warp::WARP);
-    if threads < MIN_THREADS {
-        MIN_THREADS
-    } else if threads > MAX_THREADS {
-        MAX_THREADS
-    } else {
-        threads
-    }
+/// Prefixes that are listed at most.
+pub const fn listed(budget: u32) -> u32 {
+    let (share, least) = (3 * budget, 256);
+    if share > least { share } else { least }
 }
-
-/// Children of one level that the bounds leave at most.
-const fn children(budget: u32) -> u32 {
-    let (mut sum, mut p) = (0, 1);
-    while p <= budget {
-        sum += budget / p;
-        p += 1;
-    }
-    sum
-}
-
-/// Entries of the list that is sorted, for `budget` nodes.
-pub const fn list_len(budget: u32) -> u32 {
-    bitonic::padded(children(budget))
-}
-
-/// Dynamic shared memory for `budget` nodes.
-pub const fn shared_bytes(budget: usize) -> u32 {
-    Arrays::at(budget as u32, list_len(budget as u32)).end
-}
-
-/// More than the static arrays above take.
-const STATIC_BYTES: u32 = 512;
-const _: () = assert!(shared_bytes(MAX_BUDGET) + STATIC_BYTES <= crate::SHARED_LIMIT);
 
 /// Byte offsets of the arrays in shared memory.
 struct Arrays {
+    /// What is listed.
     list: u32,
-    front: u32,
-    runs: u32,
-    moved: u32,
-    logp: u32,
+    /// What the steps work on in turn.
+    room: u32,
+    staged: u32,
     end: u32,
 }
 
 impl Arrays {
     #[inline(always)]
-    const fn at(budget: u32, listed: u32) -> Self {
-        let (word, wide) = (size_of::<u32>() as u32 * budget, size_of::<u64>() as u32);
-        let list = 2 * wide * budget;
-        let front = list + wide * listed;
-        Self { list, front, runs: front + word, moved: front + 2 * word, logp: front + 3 * word, end: front + 4 * word }
+    const fn at(budget: u32, levels: u32, columns: u32) -> Self {
+        let word = size_of::<u32>() as u32;
+        let rows = listed(budget) + 1;
+        // Score and place of the rows of the tree, in whole 16 bytes.
+        let list = (2 * word * (budget + 1)).next_multiple_of(16);
+        let room = (list + 2 * word * rows).next_multiple_of(16);
+        // Entries (of two words), slots and rows; and the bins with an end.
+        let sort = word * (4 * rows + SORT_BINS * THREADS + 1);
+        let guess = word * guess_words(levels);
+        let used = if sort > guess { sort } else { guess };
+        let staged = room + used.next_multiple_of(16);
+        Self { list, room, staged, end: staged + word * levels * columns }
     }
 }
 
-/// What the levels work on.
+/// More than the static arrays take.
+const STATIC_BYTES: u32 = 2048;
+const _: () = assert!(shared_bytes(MAX_BUDGET, MAX_LEVELS, MAX_K) + STATIC_BYTES <= crate::SHARED_LIMIT);
+
+/// Columns of each level that lie in shared memory; the others are read where they are.
+pub const fn columns(budget: usize, levels: usize, k: usize) -> u32 {
+    let width = if k < budget { k as u32 } else { budget as u32 };
+    if levels == 0 {
+        return width;
+    }
+    let at = Arrays::at(budget as u32, levels as u32, 0);
+    let free = (crate::SHARED_LIMIT - STATIC_BYTES - at.end) / (size_of::<u32>() * levels) as u32;
+    if width < free { width } else { free }
+}
+
+/// Dynamic shared memory for `budget` nodes of `levels` by `k` candidates.
+pub const fn shared_bytes(budget: usize, levels: usize, k: usize) -> u32 {
+    let levels = if levels < budget { levels } else { budget };
+    Arrays::at(budget as u32, levels as u32, columns(budget, levels, k)).end
+}
+
+/// Nodes by row, the root first.
 #[derive(Clone, Copy)]
-struct Build {
-    /// Two halves of `budget` nodes: the present ones, and those of the next level.
-    nodes: Shared<u64>,
-    /// Children of a level.
-    list: Shared<u64>,
-    /// Rows of the nodes that are expanded, in order; the root's is 0.
-    front: Shared<u32>,
-    /// Where each parent's children start in `list`.
-    runs: Shared<u32>,
-    /// New place of each node.
-    moved: Shared<u32>,
-    /// The level's log-probabilities.
-    logp: Shared<f32>,
-    budget: u32,
-    /// Columns that count.
-    width: u32,
-    /// Least key that is taken.
-    floor: u32,
-    /// Nodes of the spine, 0 without.
-    spine: u32,
+struct List {
+    score: Shared<f32>,
+    place: Shared<u32>,
 }
 
-#[inline(always)]
-fn node(key: u32, parent: u32, rank: u32, depth: u32) -> u64 {
-    let place = (parent << RANK_BITS | rank) << DEPTH_BITS | depth;
-    (key as u64) << u32::BITS | !place as u64
-}
-
-#[inline(always)]
-fn key_of(node: u64) -> u32 {
-    (node >> u32::BITS) as u32
-}
-
-#[inline(always)]
-fn parent_of(node: u64) -> u32 {
-    !(node as u32) >> (RANK_BITS + DEPTH_BITS)
-}
-
-#[inline(always)]
-fn rank_of(node: u64) -> u32 {
-    (!(node as u32) >> DEPTH_BITS) & ((1 << RANK_BITS) - 1)
-}
-
-#[inline(always)]
-fn depth_of(node: u64) -> u32 {
-    !(node as u32) & ((1 << DEPTH_BITS) - 1)
-}
-
-/// Place in the order of node `slot` of this thread's.
-#[inline(always)]
-fn owned(slot: usize) -> u32 {
-    thread::thread_idx_x() * OWNED as u32 + slot as u32
-}
-
-/// For each of two searches the first index in `0..len` where `before` no longer holds; it holds for a prefix. Both go
-/// on together, so that their loads overlap, and may look at index 0 whatever `len` is; `most` is the larger length.
-#[inline(always)]
-fn partition(most: u32, len: [u32; OWNED], before: impl Fn(usize, u32) -> bool) -> [u32; OWNED] {
-    let mut at = [0; OWNED];
-    let mut step = if most > 0 { 1 << (u32::BITS - 1 - most.leading_zeros()) } else { 0 };
-    while step > 0 {
-        unroll!(slot in 0 1; {
-            let next = at[slot] + step;
-            let inside = next <= len[slot];
-            if before(slot, if inside { next - 1 } else { 0 }) && inside {
-                at[slot] = next;
-            }
-        });
-        step /= 2;
+impl List {
+    #[inline(always)]
+    fn at(byte_offset: u32, rows: u32) -> Self {
+        let place = dynamic_shared(byte_offset + size_of::<f32>() as u32 * rows, rows);
+        Self { score: dynamic_shared(byte_offset, rows), place }
     }
-    at
+
+    #[inline(always)]
+    fn set(self, row: u32, score: f32, place: u32) {
+        self.score.set(row as usize, score);
+        self.place.set(row as usize, place);
+    }
+
+    #[inline(always)]
+    fn key(self, row: u32) -> u32 {
+        order::key(self.score.get(row as usize))
+    }
 }
 
-/// The sum over the threads before this one, and over all. The values of earlier calls lie behind a barrier.
+#[inline(always)]
+fn place(parent: u32, rank: u32, depth: u32) -> u32 {
+    (parent << RANK_BITS | rank) << DEPTH_BITS | depth
+}
+
+#[inline(always)]
+fn parent_of(place: u32) -> u32 {
+    place >> (RANK_BITS + DEPTH_BITS)
+}
+
+#[inline(always)]
+fn rank_of(place: u32) -> u32 {
+    (place >> DEPTH_BITS) & ((1 << RANK_BITS) - 1)
+}
+
+#[inline(always)]
+fn depth_of(place: u32) -> u32 {
+    place & ((1 << DEPTH_BITS) - 1)
+}
+
+#[inline(always)]
+fn smaller(a: u32, b: u32) -> u32 {
+    if a < b { a } else { b }
+}
+
+/// The sum over the threads before this one, and over all. A barrier lies between two calls.
 #[inline(always)]
 fn block_sums(value: u32) -> (u32, u32) {
-    let (sums, w) = (tree_build_warps(), warp::warp_id());
+    let (sums, w, lane) = (tree_build_warps(), warp::warp_id(), warp::lane_id());
     let upto = warp::inclusive_sum(value);
-    if warp::lane_id() == warp::WARP - 1 {
+    if lane == warp::WARP - 1 {
         sums.set(w as usize, upto);
     }
     thread::sync_threads();
-    let (mut before, mut all) = (0, 0);
-    let mut other = 0;
-    while other < thread::block_dim_x() / warp::WARP {
-        let sum = sums.get(other as usize);
-        before += if other < w { sum } else { 0 };
-        all += sum;
-        other += 1;
-    }
-    (before + upto - value, all)
+    let other = if lane < WARPS { sums.get(lane as usize) } else { 0 };
+    (warp::sum(if lane < w { other } else { 0 }) + upto - value, warp::sum(other))
 }
 
+/// The largest value over the block, on all threads. A barrier lies between two calls.
 #[inline(always)]
 fn block_max(value: u32) -> u32 {
-    let values = tree_build_warps();
-    let largest = |x, y| if x > y { x } else { y };
-    let mine = warp::reduce(value, largest);
-    if warp::lane_id() == 0 {
+    let (values, lane) = (tree_build_warps(), warp::lane_id());
+    let mine = warp::max(value);
+    if lane == 0 {
         values.set(warp::warp_id() as usize, mine);
     }
     thread::sync_threads();
-    let warps = thread::block_dim_x() / warp::WARP;
-    let lane = warp::lane_id();
-    let all = warp::reduce(if lane < warps { values.get(lane as usize) } else { 0 }, largest);
+    let all = warp::max(if lane < WARPS { values.get(lane as usize) } else { 0 });
     thread::sync_threads();
     all
 }
 
-impl Build {
-    /// Half `side` of the nodes.
+/// Rows whose children are looked for: `first`, if there is one, then `from..to`.
+#[derive(Clone, Copy)]
+struct Front {
+    first: Option<u32>,
+    from: u32,
+    to: u32,
+}
+
+impl Front {
     #[inline(always)]
-    fn half(self, side: u32) -> Shared<u64> {
-        self.nodes.slice((side * self.budget) as usize, self.budget as usize)
+    fn len(self) -> u32 {
+        self.to - self.from + self.first.is_some() as u32
     }
 
-    /// Whether the front of `level` starts with a spine node (or the root before them).
     #[inline(always)]
-    fn spine_in_front(self, level: u32) -> bool {
-        self.spine > 0 && level <= self.spine
-    }
-
-    /// The score of the front's parent `p`, of row `row`.
-    #[inline(always)]
-    fn score(self, nodes: Shared<u64>, level: u32, p: u32, row: u32) -> f32 {
-        if level == 0 {
-            0.0
-        } else if p == 0 && self.spine_in_front(level) {
-            tree_build_spine().get(level as usize - 1)
-        } else {
-            order::value(key_of(nodes.get(row as usize - 1)))
+    fn row(self, p: u32) -> u32 {
+        match self.first {
+            Some(row) => {
+                if p == 0 {
+                    row
+                } else {
+                    self.from + p - 1
+                }
+            }
+            None => self.from + p,
         }
     }
+}
 
-    /// Key of the child of rank `rank` (from 0) under `score`.
+/// What the search works on.
+#[derive(Clone, Copy)]
+struct Build<const WHOLE: bool> {
+    draft: Draft<WHOLE>,
+    /// What is listed, in any order that has parents first.
+    list: List,
+    /// The tree, in order.
+    tree: List,
+    room: Shared<u32>,
+    budget: u32,
+    /// Prefixes that are listed at most.
+    listed: u32,
+    /// Least key that is taken.
+    floor: u32,
+    /// Nodes of the spine, rows 1 to `spine` of both lists.
+    spine: u32,
+}
+
+/// Scores of this key or more, but not of `below` or more.
+#[derive(Clone, Copy)]
+struct Keys {
+    least: u32,
+    below: u32,
+}
+
+impl<const WHOLE: bool> Build<WHOLE> {
+    /// Key of the child of rank `rank` under a node at `depth`.
     #[inline(always)]
-    fn child(self, score: f32, rank: u32) -> u32 {
-        order::key(score + self.logp.get(rank as usize))
+    fn child(self, score: f32, depth: u32, rank: u32) -> u32 {
+        order::key(score + self.draft.get(depth, rank))
     }
 
-    /// First rank of parent `p`'s children that are not in the tree already.
+    /// The ranks of `row`'s children with a key of `least` or more, but the spine's: first and end.
     #[inline(always)]
-    fn first_rank(self, level: u32, p: u32) -> u32 {
-        (p == 0 && level < self.spine) as u32
+    fn run(self, list: List, row: u32, keys: Keys) -> (u32, u32) {
+        let (score, depth) = (list.score.get(row as usize), depth_of(list.place.get(row as usize)));
+        if depth >= self.draft.levels {
+            return (0, 0);
+        }
+        let end = partition(self.draft.reach(depth), |rank| self.child(score, depth, rank) >= keys.least);
+        let mut first = 0;
+        if keys.below != u32::MAX {
+            first = partition(end, |rank| self.child(score, depth, rank) >= keys.below);
+        }
+        (if row < self.spine && first == 0 { 1 } else { first }, end)
     }
 
-    /// Lays the children of `parents` nodes that may be taken side by side in the list. Returns their number, the same
-    /// on all threads. `count` nodes are there.
+    /// Appends the children of the front with such keys to the `count` nodes of `list`, as long as there are no more
+    /// than `most`. Returns how many nodes there would be.
     #[inline(always)]
-    fn expand(self, nodes: Shared<u64>, level: u32, parents: u32, count: u32) -> u32 {
+    fn expand(self, list: List, front: Front, keys: Keys, count: u32, most: u32) -> u32 {
         let t = thread::thread_idx_x();
-        let (mut scores, mut most, mut bound) = ([0.0; OWNED], [0; OWNED], self.floor);
-        unroll!(slot in 0 1; {
-            let at = owned(slot);
-            if at < parents {
-                let row = self.front.get(at as usize);
-                scores[slot] = self.score(nodes, level, at, row);
-                let p = at + 1 - self.spine_in_front(level) as u32;
-                let p = if p > 0 { p } else { 1 };
-                let free = self.budget - row;
-                let whole = math::div(free, p);
-                let last = whole + (whole * p < free) as u32;
-                if last > 0 && last <= self.width {
-                    let key = self.child(scores[slot], last - 1);
-                    bound = if key > bound { key } else { bound };
-                }
-                most[slot] = if whole < self.width { whole } else { self.width };
+        let (runs, firsts) =
+            (self.room.slice(0, THREADS as usize), self.room.slice(THREADS as usize, THREADS as usize));
+        let (mut base, mut count) = (0, count);
+        while base < front.len() && count <= most {
+            let parents = smaller(front.len() - base, THREADS);
+            let (mut first, mut end) = (0, 0);
+            if t < parents {
+                (first, end) = self.run(list, front.row(base + t), keys);
             }
-        });
-        if count == self.budget && t == 0 {
-            let key = key_of(nodes.get(count as usize - 1));
-            bound = if key > bound { key } else { bound };
+            let (start, all) = block_sums(end.saturating_sub(first));
+            runs.set(t as usize, start);
+            firsts.set(t as usize, first);
+            thread::sync_threads();
+            let fit = smaller(all, most - count);
+            let mut i = t;
+            while i < fit {
+                // The last run that starts at or before i.
+                let p = partition(parents, |p| runs.get(p as usize) <= i) - 1;
+                let (row, rank) = (front.row(base + p), i - runs.get(p as usize) + firsts.get(p as usize));
+                let (score, depth) = (list.score.get(row as usize), depth_of(list.place.get(row as usize)));
+                list.set(count + 1 + i, score + self.draft.get(depth, rank), place(row, rank, depth + 1));
+                i += THREADS;
+            }
+            thread::sync_threads();
+            (base, count) = (base + THREADS, count + all);
         }
-        let bound = block_max(bound);
-        let mut run = [0; OWNED];
-        let taken = partition(self.width, most, |slot, rank| {
-            let score = if slot == 0 { scores[0] } else { scores[1] };
-            self.child(score, rank) >= bound
-        });
-        unroll!(slot in 0 1; {
-            let taken = taken[slot];
-            let first = self.first_rank(level, owned(slot));
-            run[slot] = taken.saturating_sub(first);
-        });
-        let (start, all) = block_sums(run[0] + run[1]);
-        if owned(0) < parents {
-            self.runs.set(owned(0) as usize, start);
-        }
-        if owned(1) < parents {
-            self.runs.set(owned(1) as usize, start + run[0]);
-        }
-        thread::sync_threads();
-        let (threads, end) = (thread::block_dim_x(), if all > 0 { bitonic::padded(all) } else { 0 });
-        let mut i = t;
-        while i < end {
-            // The last run that starts at or before the entry.
-            let after =
-                partition(parents, [parents; OWNED], |slot, p| self.runs.get(p as usize) <= i + slot as u32 * threads);
-            unroll!(slot in 0 1; {
-                let i = i + slot as u32 * threads;
-                if i < end {
-                    let mut child = 0;
-                    if i < all {
-                        let p = after[slot] - 1;
-                        let row = self.front.get(p as usize);
-                        let rank = i - self.runs.get(p as usize) + self.first_rank(level, p);
-                        child = node(self.child(self.score(nodes, level, p, row), rank), row, rank, level + 1);
-                    }
-                    self.list.set(i as usize, child);
-                }
-            });
-            i += OWNED as u32 * threads;
-        }
-        thread::sync_threads();
-        all
+        count
     }
 
-    /// Merges the first of `children` sorted ones into the `count` nodes, from half `side` to the other. Returns how
-    /// many children are in the tree: the next front.
+    /// Lists the prefixes with a key of `least` or more; returns their number, or more than `listed` where there are
+    /// too many.
     #[inline(always)]
-    fn merge(self, side: u32, level: u32, count: u32, children: u32) -> u32 {
-        let (t, old, new) = (thread::thread_idx_x(), self.half(side), self.half(1 - side));
-        let kept = tree_build_kept();
-        let behind = self.budget;
-        // This thread's nodes and this thread's children, and where they go.
-        let (mut mine, mut mine_to) = ([0; OWNED], [behind; OWNED]);
-        let (mut child, mut child_to) = ([0; OWNED], [behind; OWNED]);
-        let mut votes = 0;
-        unroll!(slot in 0 1; {
-            let at = owned(slot) as usize;
-            if at < count as usize {
-                mine[slot] = old.get(at);
+    fn enumerate(self, least: u32) -> u32 {
+        let (mut from, mut count, mut level) = (self.spine + 1, self.spine, 0);
+        while level < self.draft.levels && count <= self.listed {
+            // The root, or the spine's node of this depth.
+            let first = if level <= self.spine { Some(level) } else { None };
+            let front = Front { first, from, to: count + 1 };
+            if front.len() == 0 {
+                break;
             }
-            if at < children as usize {
-                child[slot] = self.list.get(at);
+            from = count + 1;
+            count = self.expand(self.list, front, Keys { least, below: u32::MAX }, count, self.listed);
+            level += 1;
+        }
+        count
+    }
+
+    /// The largest key of a child that is not among the `count` listed, which have `least` or more; below the floor
+    /// where there is none.
+    #[inline(always)]
+    fn next_key(self, count: u32, least: u32) -> u32 {
+        let mut next = order::ABSENT;
+        let mut row = thread::thread_idx_x();
+        while row <= count {
+            let depth = depth_of(self.list.place.get(row as usize));
+            let (first, end) = self.run(self.list, row, Keys { least, below: u32::MAX });
+            let rank = if end > first { end } else { first };
+            if depth < self.draft.levels && rank < self.draft.reach(depth) {
+                let key = self.child(self.list.score.get(row as usize), depth, rank);
+                next = if key > next { key } else { next };
             }
-        });
-        let of = |pair: [u64; OWNED], slot: usize| if slot == 0 { pair[0] } else { pair[1] };
-        let passed = partition(children, [children; OWNED], |slot, i| self.list.get(i as usize) > of(mine, slot));
-        let behind_of = partition(count, [count; OWNED], |slot, i| old.get(i as usize) > of(child, slot));
-        unroll!(slot in 0 1; {
-            let at = owned(slot);
-            if at < count {
-                mine_to[slot] = at + passed[slot];
-                self.moved.set(at as usize, mine_to[slot]);
+            row += THREADS;
+        }
+        block_max(next)
+    }
+
+    /// Lists the budget's nodes and some more, or all but those of one key. Returns their number, and that key.
+    #[inline(always)]
+    fn search(self, guess: Guess) -> (u32, Option<u32>) {
+        let most = order::key(0.0);
+        let clamped = |score: f32| {
+            let key = order::key(score);
+            if key < self.floor { self.floor } else { key }
+        };
+        // Above `many` or at `few` lies the key of the last node: `many` lists too many, `few` too few.
+        let (mut many, mut few) = (self.floor - 1, most + 1);
+        let (mut least, mut step, mut tries) = (clamped(guess.score), guess.step, 0);
+        loop {
+            let count = self.enumerate(least);
+            if least == few {
+                return (count, Some(many));
             }
-            if at < children {
-                child_to[slot] = at + behind_of[slot];
+            if count > self.listed {
+                many = least;
+            } else if count >= self.budget {
+                return (count, None);
+            } else {
+                let next = self.next_key(count, least);
+                if next < self.floor {
+                    return (count, None);
+                }
+                few = next + 1;
+                if few - many == 1 {
+                    return (count, Some(many));
+                }
             }
-            votes += warp::ballot(child_to[slot] < behind).count_ones();
-        });
-        if warp::lane_id() == 0 && votes != 0 {
-            kept.atomic_add((level % 2) as usize, votes);
+            if few - many == 1 {
+                least = few;
+                continue;
+            }
+            tries += 1;
+            // Where many tie, the next key says more than a step; then steps that grow; then halving.
+            let short = count <= self.listed;
+            let toward = order::value(least) + if short { -step } else { step };
+            let toward = if toward < 0.0 { clamped(toward) } else { most };
+            let halved = many + (few - many) / 2;
+            least = match tries {
+                2 | 4 | 6 if short => few - 1,
+                0..8 if toward > many && toward < few => toward,
+                _ => halved,
+            };
+            step *= 2.0;
+        }
+    }
+
+    /// Brings the `count` listed nodes in order, the first `budget` of them to the tree.
+    #[inline(always)]
+    fn sort(self, count: u32) {
+        let t = thread::thread_idx_x();
+        let (bins, rows) = ((SORT_BINS * THREADS) as usize, self.listed as usize + 1);
+        let words = self.room.slice(2 * rows, 2 * rows + bins + 1);
+        let (slots, row_of, starts) = (words.slice(0, rows), words.slice(rows, rows), words.slice(2 * rows, bins + 1));
+        let entries = self.entries();
+        let moved = tree_build_moved();
+        // The dearest one's bin is the last; bins ascend with the cost, and equal scores share one.
+        let mut cost = 0.0;
+        let mut row = self.spine + 1 + t;
+        while row <= count {
+            cost = f32::max(cost, -self.list.score.get(row as usize));
+            row += THREADS;
+        }
+        let last = f32::from_bits(block_max(cost.to_bits()));
+        let scale = if last > f32::MIN_POSITIVE { bins as f32 / last } else { 0.0 };
+        let bin_of = |row: u32| smaller((-self.list.score.get(row as usize) * scale) as u32, bins as u32 - 1) as usize;
+
+        starts.set(t as usize, 0);
+        starts.set((t + THREADS) as usize, 0);
+        if t == 0 {
+            starts.set(bins, count - self.spine);
+            moved.set(0, 0);
         }
         thread::sync_threads();
-        let renumbered = |node_: u64| {
-            let parent = parent_of(node_);
-            let parent = if parent == 0 { 0 } else { self.moved.get(parent as usize - 1) + 1 };
-            let key = key_of(node_);
-            node(key, parent, rank_of(node_), depth_of(node_))
-        };
-        let spine = self.spine > level;
-        unroll!(slot in 0 1; {
-            if mine_to[slot] < behind {
-                new.set(mine_to[slot] as usize, renumbered(mine[slot]));
-            }
-            if child_to[slot] < behind {
-                new.set(child_to[slot] as usize, renumbered(child[slot]));
-                self.front.set((owned(slot) + spine as u32) as usize, child_to[slot] + 1);
-            }
-        });
-        if t == 0 {
-            if spine {
-                self.front.set(0, level + 1);
-            }
-            kept.set(1 - (level % 2) as usize, 0);
+        let mut row = self.spine + 1 + t;
+        while row <= count {
+            slots.set(row as usize, starts.atomic_add(bin_of(row), 1));
+            row += THREADS;
         }
-        kept.get((level % 2) as usize) + spine as u32
+        thread::sync_threads();
+        let own = (SORT_BINS * t) as usize;
+        let (first, second) = (starts.get(own), starts.get(own + 1));
+        let (start, _) = block_sums(first + second);
+        starts.set(own, start);
+        starts.set(own + 1, start + first);
+        thread::sync_threads();
+        let mut row = self.spine + 1 + t;
+        while row <= count {
+            let slot = starts.get(bin_of(row)) + slots.get(row as usize);
+            slots.set(row as usize, slot);
+            entries.set(slot as usize, (self.list.key(row) as u64) << u32::BITS);
+            row += THREADS;
+        }
+        thread::sync_threads();
+        let listed_row = |parent: u32| if parent <= self.spine { parent } else { row_of.get(parent as usize) };
+        let mut round = 0;
+        loop {
+            let mut moves = false;
+            let mut row = self.spine + 1 + t;
+            while row <= count {
+                let (bin, own) = (bin_of(row), entries.get(slots.get(row as usize) as usize));
+                let (from, to) = (starts.get(bin), starts.get(bin + 1));
+                let (mut before, mut equal, mut i) = (0, 0, from);
+                while i < to {
+                    let entry = entries.get(i as usize);
+                    before += (entry > own) as u32;
+                    equal += (entry == own) as u32;
+                    i += 1;
+                }
+                let new = self.spine + 1 + from + before;
+                // At first entries are scores alone, and equal ones are what makes another round.
+                moves |= if round == 0 { equal > 1 } else { row_of.get(row as usize) != new };
+                row_of.set(row as usize, new);
+                row += THREADS;
+            }
+            if warp::ballot(moves) != 0 && warp::lane_id() == 0 {
+                moved.atomic_or(round % 2, 1);
+            }
+            thread::sync_threads();
+            if moved.get(round % 2) == 0 {
+                break;
+            }
+            if t == 0 {
+                moved.set(1 - round % 2, 0);
+            }
+            let mut row = self.spine + 1 + t;
+            while row <= count {
+                let place_ = self.list.place.get(row as usize);
+                let after = !(listed_row(parent_of(place_)) << RANK_BITS | rank_of(place_));
+                entries.set(slots.get(row as usize) as usize, (self.list.key(row) as u64) << u32::BITS | after as u64);
+                row += THREADS;
+            }
+            thread::sync_threads();
+            round += 1;
+        }
+
+        let mut row = t;
+        while row <= count {
+            let to = listed_row(row);
+            if to <= self.budget {
+                let (score, from) = (self.list.score.get(row as usize), self.list.place.get(row as usize));
+                self.tree.set(to, score, place(listed_row(parent_of(from)), rank_of(from), depth_of(from)));
+            }
+            row += THREADS;
+        }
+        thread::sync_threads();
+    }
+
+    /// The entries of the sort: the first two words of each row of the room.
+    #[inline(always)]
+    fn entries(self) -> Shared<u64> {
+        dynamic_shared(Arrays::at(self.budget, 0, 0).room, self.listed + 1)
+    }
+
+    /// Appends nodes with the key `key` alone to the tree's `count`, in order. Returns their number.
+    #[inline(always)]
+    fn append(self, key: u32, count: u32) -> u32 {
+        let (mut from, mut count) = (0, count);
+        while from <= count && count < self.budget {
+            let front = Front { first: None, from, to: count + 1 };
+            from = count + 1;
+            let all = self.expand(self.tree, front, Keys { least: key, below: key + 1 }, count, self.budget);
+            count = smaller(all, self.budget);
+        }
+        count
     }
 }
 
-/// Whether a value that the budget can reach cannot be used; the same on all threads.
+/// The chain of best tokens as the first nodes of the list. Returns their number, the same on all threads.
 #[inline(always)]
-fn unusable(a: &TreeBuildArgs, state: GlobalMut<u32>, logp: Global<f32>, levels: u32, width: u32) -> bool {
-    let t = thread::thread_idx_x();
-    let bad = tree_build_bad();
-    if t == 0 {
-        bad.set(0, (state.get(ERROR) != 0) as u32);
-        tree_build_kept().set(0, 0);
-    }
-    thread::sync_threads();
-    let mut i = t;
-    while i < levels * width {
-        let (level, column) = (math::div(i, width), math::rem(i, width));
-        let v = logp.get((level * a.k + column) as usize);
-        if column < a.budget - level && (v.is_nan() || v == f32::INFINITY) {
-            bad.atomic_or(0, 1);
-            errors::report(state, ERROR_DRAFT, level);
-        }
-        i += thread::block_dim_x();
-    }
-    thread::sync_threads();
-    bad.get(0) != 0
-}
-
-/// The chain of best tokens as the first nodes. Returns their number; warp 0 writes them.
-#[inline(always)]
-fn seed(build: Build, logp: Global<f32>, k: u32, levels: u32) -> u32 {
-    let lane = warp::lane_id();
-    let own = if lane < levels { logp.get((lane * k) as usize).min(0.0) } else { f32::NEG_INFINITY };
+fn seed<const WHOLE: bool>(build: Build<WHOLE>) -> u32 {
+    let (lane, draft) = (warp::lane_id(), build.draft);
+    let own = if lane < draft.levels { draft.get(lane, 0) } else { f32::NEG_INFINITY };
     let (mut score, mut depth) = (0.0, 0);
     loop {
         score += warp::shfl(own, depth);
-        if depth == levels || order::key(score) < build.floor {
+        if depth == draft.levels || order::key(score) < build.floor {
             return depth;
         }
         if thread::thread_idx_x() == 0 {
-            tree_build_spine().set(depth as usize, score);
-            build.nodes.set(depth as usize, node(SPINE - depth, depth, 0, depth + 1));
+            build.list.set(depth + 1, score, place(depth, 0, depth + 1));
         }
         depth += 1;
     }
 }
 
-/// Takes the tree; returns its nodes in order.
+/// Takes the tree; returns the number of its nodes.
 #[inline(always)]
-fn select(mut build: Build, a: &TreeBuildArgs, logp: Global<f32>, levels: u32) -> Shared<u64> {
-    let t = thread::thread_idx_x();
-    if a.spine != 0 {
-        build.spine = seed(build, logp, a.k, levels);
+fn select<const WHOLE: bool>(mut build: Build<WHOLE>, floor: f32, spine: bool) -> u32 {
+    if thread::thread_idx_x() == 0 {
+        build.list.set(0, 0.0, 0);
     }
-    if t == 0 {
-        build.front.set(0, 0);
+    if spine {
+        build.spine = seed(build);
     }
-    let (mut side, mut level, mut parents, mut count) = (0, 0, 1, build.spine);
-    let column = |level: u32, column: u32| {
-        let inside = column < build.width && level < levels;
-        if inside { logp.get((level * a.k + column) as usize).min(0.0) } else { 0.0 }
-    };
-    // A level's log-probabilities are on their way while the one before is worked on.
-    let behind = t + thread::block_dim_x();
-    let (mut next, mut next_behind) = (column(0, t), column(0, behind));
-    while level < levels && parents > 0 {
-        if t < build.width {
-            build.logp.set(t as usize, next);
-        }
-        if behind < build.width {
-            build.logp.set(behind as usize, next_behind);
-        }
-        (next, next_behind) = (column(level + 1, t), column(level + 1, behind));
-        thread::sync_threads();
-        let children = build.expand(build.half(side), level, parents, count);
-        if children == 0 && build.spine <= level {
-            break;
-        }
-        if children > 0 {
-            bitonic::sort_descending(build.list, bitonic::padded(children));
-        }
-        parents = build.merge(side, level, count, children);
-        count = if count + children < build.budget { count + children } else { build.budget };
-        side = 1 - side;
-        level += 1;
+    let block_min = |cost: f32| f32::from_bits(!block_max(!cost.to_bits()));
+    let guess = build.draft.guess(build.room, floor, block_min);
+    let (count, tied) = build.search(guess);
+    build.sort(count);
+    let count = smaller(count, build.budget);
+    match tied {
+        Some(key) => build.append(key, count),
+        None => count,
     }
-    thread::sync_threads();
-    build.half(side).slice(0, count as usize)
 }
 
+/// For drafts of which all that counts is staged.
 #[kernel]
 pub fn tree_build(a: TreeBuildArgs) {
-    let (t, threads) = (thread::thread_idx_x(), thread::block_dim_x());
+    build::<true>(a);
+}
+
+/// For drafts with more columns than are staged.
+#[kernel]
+pub fn tree_build_wide(a: TreeBuildArgs) {
+    build::<false>(a);
+}
+
+#[inline(always)]
+fn build<const WHOLE: bool>(a: TreeBuildArgs) {
+    let t = thread::thread_idx_x();
     let (sequence, k, rows) = (thread::block_idx_x() as usize, a.k as usize, a.budget + 1);
     let state = a.state.slice(sequence * STATE_WORDS, STATE_WORDS);
     let drafted = a.levels as usize * k;
     let (ids, logp) = (a.ids.slice(sequence * drafted, drafted), a.logp.slice(sequence * drafted, drafted));
-    // A tree of `budget` nodes is at most that deep and that wide.
-    let levels = if a.levels < a.budget { a.levels } else { a.budget };
-    let width = if a.k < a.budget { a.k } else { a.budget };
-    let at = Arrays::at(a.budget, a.listed);
+    // A tree of `budget` nodes is at most that deep.
+    let levels = smaller(a.levels, a.budget);
+    let listed = listed(a.budget);
+    let at = Arrays::at(a.budget, levels, a.columns);
     let lowest = order::key(f32::NEG_INFINITY) + 1;
     let floor = order::key(a.floor);
-    let build = Build {
-        nodes: dynamic_shared(0, 2 * a.budget),
-        list: dynamic_shared(at.list, a.listed),
-        front: dynamic_shared(at.front, a.budget),
-        runs: dynamic_shared(at.runs, a.budget),
-        moved: dynamic_shared(at.moved, a.budget),
-        logp: dynamic_shared(at.logp, a.budget),
+    let build = Build::<WHOLE> {
+        draft: Draft {
+            all: logp,
+            staged: dynamic_shared(at.staged, levels * a.columns),
+            columns: a.columns,
+            levels,
+            k: a.k,
+            budget: a.budget,
+        },
+        list: List::at(at.list, listed + 1),
+        tree: List::at(0, rows),
+        room: dynamic_shared(at.room, (at.staged - at.room) / size_of::<u32>() as u32),
         budget: a.budget,
-        width,
+        listed,
         floor: if floor > lowest { floor } else { lowest },
         spine: 0,
     };
-    let failed = levels == 0 || unusable(&a, state, logp, levels, width);
-    let nodes = if failed { build.nodes.slice(0, 0) } else { select(build, &a, logp, levels) };
-    let count = nodes.len() as u32;
+    thread::wait_for_previous();
+    thread::start_next();
+    let (bad, bonus) = (tree_build_bad(), state.get(BONUS) as i32);
+    if t == 0 {
+        bad.set(0, (state.get(ERROR) != 0) as u32);
+    }
+    thread::sync_threads();
+    if levels > 0 && build.draft.stage(state) {
+        bad.atomic_or(0, 1);
+    }
+    thread::sync_threads();
+    let failed = levels == 0 || bad.get(0) != 0;
+    let count = if failed { 0 } else { select(build, a.floor, a.spine != 0) };
     if t == 0 {
         state.set(NODES, count);
     }
+    // The list and all behind it are free.
+    thread::sync_threads();
 
     let first = sequence * rows as usize;
-    let mut row = t;
-    while row < rows {
-        let (mut token, mut parent, mut depth) = (0, -1, 0);
-        if row == 0 {
-            token = state.get(BONUS) as i32;
-        } else if row <= count {
-            let node = nodes.get(row as usize - 1);
-            depth = depth_of(node);
-            parent = parent_of(node) as i32;
-            token = ids.get(((depth - 1) * a.k + rank_of(node)) as usize);
+    // Tokens are on their way while ancestors are gathered.
+    let mut tokens = [0; OWNED];
+    unroll!(i in 0 1; {
+        let row = 1 + t + i as u32 * THREADS;
+        if row <= count {
+            let place = build.tree.place.get(row as usize);
+            tokens[i] = ids.get(((depth_of(place) - 1) * a.k + rank_of(place)) as usize);
         }
-        a.tokens.set(first + row as usize, token);
-        a.parents.set(first + row as usize, parent);
-        a.depths.set(first + row as usize, depth);
-        row += threads;
-    }
-
-    // Ancestor bits, as many rows at a time as fit where the list was.
+    });
     let words = rows.div_ceil(u32::BITS);
-    let room = 2 * a.listed;
-    let bits = dynamic_shared::<u32>(at.list, room);
-    let step = math::div(room, words);
+    let out = a.ancestors.slice(first * words as usize, (rows * words) as usize);
+    let bits = dynamic_shared::<u32>(at.list, (at.end - at.list) / size_of::<u32>() as u32);
+    see(build.tree.place, count, rows, bits, out);
+    if t == 0 {
+        a.tokens.set(first, bonus);
+        a.parents.set(first, -1);
+        a.depths.set(first, 0);
+    }
+    unroll!(i in 0 1; {
+        let row = 1 + t + i as u32 * THREADS;
+        if row < rows {
+            let place = if row <= count { Some(build.tree.place.get(row as usize)) } else { None };
+            a.tokens.set(first + row as usize, tokens[i]);
+            a.parents.set(first + row as usize, place.map_or(-1, |place| parent_of(place) as i32));
+            a.depths.set(first + row as usize, place.map_or(0, depth_of));
+        }
+    });
+}
+
+/// Words of a 16-byte access.
+const WIDE: u32 = 4;
+
+/// Writes which rows each of `rows` sees, as many of them at a time as fit in `bits`.
+#[inline(always)]
+fn see(places: Shared<u32>, count: u32, rows: u32, bits: Shared<u32>, out: GlobalMut<u32>) {
+    let t = thread::thread_idx_x();
+    let words = rows.div_ceil(u32::BITS);
+    // Parts of a multiple of four rows are of whole 16 bytes.
+    let step = math::div(bits.len() as u32, words) / WIDE * WIDE;
+    let wide = out.addr().is_multiple_of(size_of::<[u32; WIDE as usize]>() as u64);
     let mut from = 0;
     while from < rows {
-        let part = if rows - from < step { rows - from } else { step };
-        let mut i = t;
-        while i < part * words {
-            bits.set(i as usize, 0);
-            i += threads;
+        let part = smaller(rows - from, step);
+        let all = part * words;
+        let mut i = t * WIDE;
+        while i < all.next_multiple_of(WIDE) {
+            bits.st16(i as usize, [0; WIDE as usize]);
+            i += THREADS * WIDE;
         }
         thread::sync_threads();
         let mut row = t;
         while row < part {
+            // Ancestors descend, and so do their words.
             let mut node = from + row;
-            let inside = node <= count;
-            loop {
-                let word = (row * words + node / u32::BITS) as usize;
-                bits.set(word, bits.get(word) | 1 << (node % u32::BITS));
-                if node == 0 || !inside {
-                    break;
+            let (inside, mut word, mut seen) = (node <= count, node / u32::BITS, 1 << (node % u32::BITS));
+            while node != 0 && inside {
+                node = parent_of(places.get(node as usize));
+                if node / u32::BITS != word {
+                    bits.set((row * words + word) as usize, seen);
+                    (word, seen) = (node / u32::BITS, 0);
                 }
-                node = parent_of(nodes.get(node as usize - 1));
+                seen |= 1 << (node % u32::BITS);
             }
-            row += threads;
+            bits.set((row * words + word) as usize, seen);
+            row += THREADS;
         }
         thread::sync_threads();
-        let mut i = t;
-        while i < part * words {
-            a.ancestors.set((first + from as usize) * words as usize + i as usize, bits.get(i as usize));
-            i += threads;
+        let start = (from * words) as usize;
+        let whole = if wide { all / WIDE * WIDE } else { 0 };
+        let mut i = t * WIDE;
+        while i < whole {
+            out.st16(start + i as usize, bits.ld16(i as usize));
+            i += THREADS * WIDE;
+        }
+        let mut i = whole + t;
+        while i < all {
+            out.set(start + i as usize, bits.get(i as usize));
+            i += THREADS;
         }
         thread::sync_threads();
         from += step;

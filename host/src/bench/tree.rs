@@ -44,12 +44,14 @@ fn marginals(random: &mut Random, k: usize) -> (Vec<i32>, Vec<f32>) {
 
 /// `tree_build`, by budget; the shape is the number of candidates a depth.
 pub fn tree<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
-    let asked = size(options, 0)?;
-    let budgets = rows(device, options, &BUDGETS).into_iter();
-    Ok(Box::new(budgets.map(move |budget| {
-        let k = if asked > 0 { asked } else { budget.clamp(1, 64) };
-        tree_case(device, budget, k)
-    })))
+    let one = |shape: &String| size(&Options { shapes: vec![shape.clone()], ..options.clone() }, 0);
+    let mut asked = options.shapes.iter().map(one).collect::<Result<Vec<_>>>()?;
+    if asked.is_empty() {
+        asked.push(0);
+    }
+    let budgets = rows(device, options, &BUDGETS);
+    let cases = asked.into_iter().flat_map(move |k| budgets.clone().into_iter().map(move |budget| (budget, k)));
+    Ok(Box::new(cases.map(move |(budget, k)| tree_case(device, budget, if k > 0 { k } else { budget.clamp(1, 64) }))))
 }
 
 fn tree_case(device: &Device, budget: usize, k: usize) -> Result<Case> {
@@ -175,6 +177,7 @@ fn pick_case(device: &Device, operator: &'static str, pick: Pick, vocab: usize, 
         let (parts, tickets) = (device.alloc(parts)?, device.zeros(tickets)?);
         let (ids, best, second) = (device.alloc(rows)?, device.alloc(rows)?, device.alloc(rows)?);
         let (depths, limits) = (device.upload(&depths)?, device.alloc(2 * rows)?);
+        let scratch = device.alloc(kernels::sample_limits_workspace(rows, vocab))?;
         let state = device.upload(&initial_state(COMMITTED, 0, rows as u32 - 1))?;
         Ok(Box::new(move |device: &Device| {
             let picks = kernels::Argmax {
@@ -190,8 +193,9 @@ fn pick_case(device: &Device, operator: &'static str, pick: Pick, vocab: usize, 
             let Pick::Draw(sampling) = pick else { return kernels::argmax(device, picks) };
             let mut out = Global::EMPTY;
             if sampling.filters() {
-                let (logits, limits) = (logits.view(), limits.view_mut());
-                kernels::sample_limits(device, kernels::SampleLimits { logits, limits, sampling, rows, vocab })?;
+                let (logits, limits, workspace) = (logits.view(), limits.view_mut(), scratch.view_mut());
+                let args = kernels::SampleLimits { logits, limits, workspace, sampling, rows, vocab };
+                kernels::sample_limits(device, args)?;
                 out = limits.as_ref();
             }
             kernels::draw(device, kernels::Draw { picks, depths: depths.view(), limits: out, sampling })

@@ -43,6 +43,7 @@ pub(super) struct Round {
     pick_tickets: Buffer<u32>,
     /// Where the filters of the draws end each row.
     limits: Buffer<u32>,
+    limits_scratch: Buffer<u32>,
     record: Buffer<u32>,
     /// A prefill chunk: ids, and the chain's depths and ancestors.
     pub chunk_ids: Buffer<i32>,
@@ -55,7 +56,12 @@ pub(super) fn words(rows: usize) -> usize {
     rows.div_ceil(32)
 }
 
-/// Bytes that [`Round::new`] allocates, a few hundred aside.
+/// Elements of the filters' scratch memory; none without filters.
+fn filter_words(sampling: Option<kernels::Sampling>, rows: usize, vocab: usize) -> usize {
+    if sampling.is_some_and(|s| s.filters()) { kernels::sample_limits_workspace(rows, vocab) } else { 0 }
+}
+
+/// Bytes that [`Round::new`] allocates, a few hundred and the filters' 45 KB a row aside.
 pub fn round_bytes(vocab: usize, budget: usize, depth: usize) -> usize {
     let (rows, chunk) = (budget + 1, CHUNK * (2 + words(CHUNK)));
     let (parts, tickets) = kernels::argmax_workspace(rows, vocab);
@@ -96,6 +102,7 @@ impl Round {
             pick_parts: device.alloc(parts)?,
             pick_tickets: device.zeros(tickets)?,
             limits: device.alloc(2 * rows)?,
+            limits_scratch: device.alloc(filter_words(options.sampling, rows, vocab))?,
             record: device.zeros(RECORD_WORDS)?,
             chunk_ids: device.zeros(CHUNK)?,
             chunk_depths: device.upload(&depths)?,
@@ -149,8 +156,9 @@ impl Round {
         let Some(sampling) = self.sampling else { return kernels::argmax(device, picks) };
         let mut limits = Global::EMPTY;
         if sampling.filters() {
-            let out = self.limits.view_mut();
-            kernels::sample_limits(device, kernels::SampleLimits { logits, limits: out, sampling, rows, vocab })?;
+            let (out, workspace) = (self.limits.view_mut(), self.limits_scratch.view_mut());
+            let args = kernels::SampleLimits { logits, limits: out, workspace, sampling, rows, vocab };
+            kernels::sample_limits(device, args)?;
             limits = out.as_ref();
         }
         kernels::draw(device, kernels::Draw { picks, depths, limits, sampling })

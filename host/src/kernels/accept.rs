@@ -54,5 +54,5 @@ pub fn accept(device: &Device, p: Accept) -> Result<()> {
         rows: p.rows as u32,
     };
     let dims = Dims { grid: [n as u32, 1, 1], block: [kernel::threads(p.rows), 1, 1], shared: 0 };
-    device.launch(&kernel::ACCEPT, dims, args)
+    device.launch_overlapping(&kernel::ACCEPT, dims, args)
 }

@@ -83,7 +83,7 @@ fn prepare(name: &'static str, p: Argmax) -> Result<(ArgmaxArgs, Dims)> {
 /// Queues the greedy picks of `rows` rows.
 pub fn argmax(device: &Device, p: Argmax) -> Result<()> {
     let (args, dims) = prepare(kernel::ARGMAX.name(), p)?;
-    device.launch(&kernel::ARGMAX, dims, args)
+    device.launch_overlapping(&kernel::ARGMAX, dims, args)
 }
 
 /// How tokens are drawn: from softmax(logits / temperature), cut by the filters in the order top-k, top-p, min-p.
@@ -151,7 +151,7 @@ pub fn draw(device: &Device, p: Draw) -> Result<()> {
         seed: [p.sampling.seed as u32, (p.sampling.seed >> 32) as u32],
         inverse_temperature: 1.0 / p.sampling.temperature,
     };
-    device.launch(&kernel::DRAW, dims, args)
+    device.launch_overlapping(&kernel::DRAW, dims, args)
 }
 
 /// Where the tokens of each row end that the filters keep.
@@ -161,9 +161,16 @@ pub struct SampleLimits {
     pub logits: Global<f32>,
     /// `[rows, 2]`: key of the last logit that is kept, and the last id of those equal to it.
     pub limits: GlobalMut<u32>,
+    /// Scratch memory, at least as long as [`sample_limits_workspace`] says.
+    pub workspace: GlobalMut<u32>,
     pub sampling: Sampling,
     pub rows: usize,
     pub vocab: usize,
+}
+
+/// Elements of `SampleLimits::workspace` for up to `rows` rows.
+pub fn sample_limits_workspace(rows: usize, vocab: usize) -> usize {
+    rows * (limits_kernel::ROW_WORDS + vocab.div_ceil(limits_kernel::CHUNK))
 }
 
 /// Queues the filters of `rows` rows.
@@ -173,16 +180,23 @@ pub fn sample_limits(device: &Device, p: SampleLimits) -> Result<()> {
     contract(name, p.vocab > 0 && p.vocab <= i32::MAX as usize, || format!("a vocabulary of {}", p.vocab))?;
     holds(name, "logits", p.logits.len(), p.rows * p.vocab)?;
     holds(name, "limits", p.limits.len(), 2 * p.rows)?;
+    contract(name, p.rows <= MAX_GRID_Y, || format!("{} rows; at most {MAX_GRID_Y} are possible", p.rows))?;
+    holds(name, "workspace", p.workspace.len(), sample_limits_workspace(p.rows, p.vocab))?;
+    aligned(name, "workspace", p.workspace.addr(), 8)?;
     let Sampling { temperature, top_k, top_p, min_p, .. } = p.sampling;
     let args = SampleLimitsArgs {
         logits: p.logits,
         limits: p.limits,
+        words: p.workspace,
         vocab: p.vocab as u32,
         inverse_temperature: 1.0 / temperature,
         top_k,
         top_p,
         min_p,
     };
-    let dims = Dims { grid: [p.rows as u32, 1, 1], block: [limits_kernel::THREADS, 1, 1], shared: 0 };
-    device.launch(&limits_kernel::SAMPLE_LIMITS, dims, args)
+    let grid = [p.vocab.div_ceil(limits_kernel::CHUNK) as u32, p.rows as u32, 1];
+    let dims = |shared| Dims { grid, block: [limits_kernel::THREADS, 1, 1], shared };
+    device.launch_overlapping(&limits_kernel::SAMPLE_LIMITS_MAX, dims(0), args)?;
+    device.launch_overlapping(&limits_kernel::SAMPLE_LIMITS_BINS, dims(0), args)?;
+    device.launch_overlapping(&limits_kernel::SAMPLE_LIMITS, dims(limits_kernel::SHARED_BYTES), args)
 }

@@ -25,6 +25,7 @@ mod widen;
 pub use accept::{Accept, accept};
 pub use argmax::{
     Argmax, ArgmaxWorkspace, Draw, SampleLimits, Sampling, argmax, argmax_workspace, draw, sample_limits,
+    sample_limits_workspace,
 };
 pub use bandwidth::{copy_words, read_threads, read_words};
 pub use block_attention::{BlockAttention, block_attention};
@@ -42,7 +43,7 @@ pub use selftest::{WordsTest, selftest_elements, selftest_math, selftest_matrix,
 pub use state::initial_state;
 pub use swiglu::{Swiglu, swiglu};
 pub use top_k::{TopK, TopKWorkspace, top_k, top_k_workspace};
-pub use tree_build::{Growth, TreeBuild, tree_build};
+pub use tree_build::{Builder, Growth, TreeBuild, tree_build, tree_build_by};
 pub use widen::widen_bf16;
 
 use cuda_std::{Global, bf16};

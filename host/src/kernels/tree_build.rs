@@ -47,9 +47,42 @@ impl Growth {
     pub const BEST_FIRST: Self = Self { floor: f32::NEG_INFINITY, spine: false };
 }
 
+/// The kernels that build trees; where both can, they build the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Builder {
+    /// Node by node, for small budgets and few candidates.
+    Warp,
+    /// All nodes at once.
+    Block,
+}
+
+impl Builder {
+    /// Whether it can build trees of `budget` nodes from `k` candidates a position.
+    pub fn can(self, budget: usize, k: usize) -> bool {
+        match self {
+            Self::Warp => budget <= small::MAX_BUDGET && k <= small::MAX_K,
+            Self::Block => budget <= kernel::MAX_BUDGET && k <= kernel::MAX_K,
+        }
+    }
+
+    /// The one that is used.
+    pub fn of(budget: usize, k: usize) -> Self {
+        if Self::Warp.can(budget, k) { Self::Warp } else { Self::Block }
+    }
+}
+
 /// Queues the build of the trees.
 pub fn tree_build(device: &Device, p: TreeBuild) -> Result<()> {
+    let builder = Builder::of(p.budget, p.k);
+    tree_build_by(device, p, builder)
+}
+
+/// As [`tree_build`], by the kernel that is named.
+pub fn tree_build_by(device: &Device, p: TreeBuild, builder: Builder) -> Result<()> {
     let name = kernel::TREE_BUILD.name();
+    contract(name, builder == Builder::Block || builder.can(p.budget, p.k), || {
+        format!("a budget of {} from {} candidates a position is too much for one warp", p.budget, p.k)
+    })?;
     let (rows, n) = (p.budget + 1, p.sequences);
     contract(name, p.budget <= kernel::MAX_BUDGET, || {
         format!("a budget of {}; at most {} are possible", p.budget, kernel::MAX_BUDGET)
@@ -79,12 +112,19 @@ pub fn tree_build(device: &Device, p: TreeBuild) -> Result<()> {
         budget: p.budget as u32,
         floor: p.growth.floor,
         spine: p.growth.spine as u32,
-        listed: kernel::list_len(p.budget as u32),
+        columns: kernel::columns(p.budget, p.levels.min(p.budget), p.k),
     };
     let grid = [n as u32, 1, 1];
-    if p.budget <= small::MAX_BUDGET && p.k <= small::MAX_K {
-        return device.launch(&small::TREE_BUILD_SMALL, Dims { grid, block: [small::THREADS, 1, 1], shared: 0 }, args);
+    if builder == Builder::Warp {
+        return device.launch_overlapping(
+            &small::TREE_BUILD_SMALL,
+            Dims { grid, block: [small::THREADS, 1, 1], shared: 0 },
+            args,
+        );
     }
-    let block = [kernel::threads(p.budget), 1, 1];
-    device.launch(&kernel::TREE_BUILD, Dims { grid, block, shared: kernel::shared_bytes(p.budget) }, args)
+    // With all columns that count in shared memory, nothing looks for the others.
+    let whole = args.columns as usize == p.k.min(p.budget);
+    let entry = if whole { &kernel::TREE_BUILD } else { &kernel::TREE_BUILD_WIDE };
+    let shared = kernel::shared_bytes(p.budget, p.levels, p.k);
+    device.launch_overlapping(entry, Dims { grid, block: [kernel::THREADS, 1, 1], shared }, args)
 }

@@ -94,7 +94,15 @@ pub fn sample_limits(p: &Probe) -> Found {
     let (rows, vocab) = (2, 9000);
     let logits: Vec<_> = Random::new(15).floats(rows * vocab).into_iter().map(|v| (v * 90.0).round() * 0.1).collect();
     let (d_logits, limits) = (p.device.upload(&logits)?, p.device.alloc(2 * rows)?);
-    let args = SampleLimits { logits: d_logits.view(), limits: limits.view_mut(), sampling: SAMPLING, rows, vocab };
+    let workspace = p.device.alloc(kernels::sample_limits_workspace(rows, vocab))?;
+    let args = SampleLimits {
+        logits: d_logits.view(),
+        limits: limits.view_mut(),
+        workspace: workspace.view_mut(),
+        sampling: SAMPLING,
+        rows,
+        vocab,
+    };
     p.launch(|| kernels::sample_limits(p.device, args))?;
     let mut kept = Vec::new();
     let limits = limits.read()?;
@@ -136,16 +144,21 @@ pub fn top_k(p: &Probe) -> Found {
 
 /// Seven levels of eight into 31 nodes; scores are f32 sums in both, so that the trees are equal.
 pub fn tree_build_small(p: &Probe) -> Found {
-    tree(p, 31)
+    tree(p, 7, 8, 31)
 }
 
 /// The same drafts into 300 nodes.
 pub fn tree_build(p: &Probe) -> Found {
-    tree(p, 300)
+    tree(p, 7, 8, 300)
 }
 
-fn tree(p: &Probe, budget: usize) -> Found {
-    let (levels, k, bonus) = (7, 8, 163_586);
+/// More columns than shared memory has room for.
+pub fn tree_build_wide(p: &Probe) -> Found {
+    tree(p, 31, 150, 1024)
+}
+
+fn tree(p: &Probe, levels: usize, k: usize, budget: usize) -> Found {
+    let bonus = 163_586;
     let mut random = Random::new(13);
     let ids: Vec<_> = (0..levels * k).map(|_| random.below(50) as i32).collect();
     let mut logp: Vec<_> = random.floats(levels * k).into_iter().map(|v| 3.0 * (v * 0.4 + 0.5).ln()).collect();
