@@ -39,4 +39,6 @@ pub mod top_k;
 pub mod tree_build;
 pub mod tree_build_small;
 mod tree_draft;
+mod tree_list;
+mod tree_sort;
 pub mod widen_bf16;

@@ -93,8 +93,8 @@ pub const fn shared_bytes(vocab: usize, k: usize) -> usize {
 const STATIC_BYTES: usize = 4096;
 const _: () = assert!(MAX_ROOM * size_of::<u64>() + STATIC_BYTES <= crate::SHARED_LIMIT as usize);
 
-/// The `k`-th largest of `len` keys, and how many keys equal to it belong to the `k` largest. Or, as soon as no more than
-/// `enough` keys reach it, a lower bound of it.
+/// The `k`-th largest of `len` keys, and how many keys equal to it belong to the `k` largest. Or, as soon as no more
+/// than `enough` keys reach it, a lower bound of it.
 #[inline(always)]
 fn threshold(len: usize, key: impl Fn(usize) -> u32, k: u32, enough: u32) -> (u32, u32) {
     let (histogram, above, found) = (top_k_histogram(), top_k_bins_above(), top_k_found());

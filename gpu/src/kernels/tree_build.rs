@@ -25,6 +25,7 @@ use cuda_std::{GlobalMut, Shared, dynamic_shared, kernel, math, static_shared, t
 
 use super::order;
 use super::tree_draft::{Draft, Guess, guess_words, partition};
+use super::tree_list::{List, block_max, block_sums, depth_of, parent_of, place, rank_of, smaller};
 use crate::args::state::{BONUS, ERROR, NODES, STATE_WORDS};
 use crate::args::tokens::TreeBuildArgs;
 use crate::unroll::unroll;
@@ -38,23 +39,14 @@ pub const MAX_K: usize = 1024;
 
 /// Threads a block. More than 256: there is one block, and its steps are short.
 pub const THREADS: u32 = 512;
-const WARPS: u32 = THREADS / warp::WARP;
 /// Rows besides the root that a thread writes.
 const OWNED: usize = 2;
 const _: () = assert!(THREADS as usize * OWNED >= MAX_BUDGET);
 /// Bins of the sort that a thread owns.
-const SORT_BINS: u32 = 2;
+pub(super) const SORT_BINS: u32 = 2;
 
-// A place: the parent's row, the rank among its children, the depth.
-const DEPTH_BITS: u32 = 5;
-const RANK_BITS: u32 = 10;
-const _: () = assert!(MAX_LEVELS < 1 << DEPTH_BITS && MAX_K <= 1 << RANK_BITS);
-const _: () = assert!(listed(MAX_BUDGET as u32) < 1 << (u32::BITS - DEPTH_BITS - RANK_BITS));
-
-static_shared!(fn tree_build_warps() -> [u32; WARPS as usize]);
-// Whether a level has NaN; whether entries tie or move, by rounds that alternate.
+// Whether a level has NaN.
 static_shared!(fn tree_build_bad() -> [u32; 1]);
-static_shared!(fn tree_build_moved() -> [u32; 2]);
 
 /// Prefixes that are listed at most.
 pub const fn listed(budget: u32) -> u32 {
@@ -63,18 +55,18 @@ pub const fn listed(budget: u32) -> u32 {
 }
 
 /// Byte offsets of the arrays in shared memory.
-struct Arrays {
+pub(super) struct Arrays {
     /// What is listed.
     list: u32,
     /// What the steps work on in turn.
-    room: u32,
+    pub(super) room: u32,
     staged: u32,
     end: u32,
 }
 
 impl Arrays {
     #[inline(always)]
-    const fn at(budget: u32, levels: u32, columns: u32) -> Self {
+    pub(super) const fn at(budget: u32, levels: u32, columns: u32) -> Self {
         let word = size_of::<u32>() as u32;
         let rows = listed(budget) + 1;
         // Score and place of the rows of the tree, in whole 16 bytes.
@@ -110,84 +102,6 @@ pub const fn shared_bytes(budget: usize, levels: usize, k: usize) -> u32 {
     Arrays::at(budget as u32, levels as u32, columns(budget, levels, k)).end
 }
 
-/// Nodes by row, the root first.
-#[derive(Clone, Copy)]
-struct List {
-    score: Shared<f32>,
-    place: Shared<u32>,
-}
-
-impl List {
-    #[inline(always)]
-    fn at(byte_offset: u32, rows: u32) -> Self {
-        let place = dynamic_shared(byte_offset + size_of::<f32>() as u32 * rows, rows);
-        Self { score: dynamic_shared(byte_offset, rows), place }
-    }
-
-    #[inline(always)]
-    fn set(self, row: u32, score: f32, place: u32) {
-        self.score.set(row as usize, score);
-        self.place.set(row as usize, place);
-    }
-
-    #[inline(always)]
-    fn key(self, row: u32) -> u32 {
-        order::key(self.score.get(row as usize))
-    }
-}
-
-#[inline(always)]
-fn place(parent: u32, rank: u32, depth: u32) -> u32 {
-    (parent << RANK_BITS | rank) << DEPTH_BITS | depth
-}
-
-#[inline(always)]
-fn parent_of(place: u32) -> u32 {
-    place >> (RANK_BITS + DEPTH_BITS)
-}
-
-#[inline(always)]
-fn rank_of(place: u32) -> u32 {
-    (place >> DEPTH_BITS) & ((1 << RANK_BITS) - 1)
-}
-
-#[inline(always)]
-fn depth_of(place: u32) -> u32 {
-    place & ((1 << DEPTH_BITS) - 1)
-}
-
-#[inline(always)]
-fn smaller(a: u32, b: u32) -> u32 {
-    if a < b { a } else { b }
-}
-
-/// The sum over the threads before this one, and over all. A barrier lies between two calls.
-#[inline(always)]
-fn block_sums(value: u32) -> (u32, u32) {
-    let (sums, w, lane) = (tree_build_warps(), warp::warp_id(), warp::lane_id());
-    let upto = warp::inclusive_sum(value);
-    if lane == warp::WARP - 1 {
-        sums.set(w as usize, upto);
-    }
-    thread::sync_threads();
-    let other = if lane < WARPS { sums.get(lane as usize) } else { 0 };
-    (warp::sum(if lane < w { other } else { 0 }) + upto - value, warp::sum(other))
-}
-
-/// The largest value over the block, on all threads. A barrier lies between two calls.
-#[inline(always)]
-fn block_max(value: u32) -> u32 {
-    let (values, lane) = (tree_build_warps(), warp::lane_id());
-    let mine = warp::max(value);
-    if lane == 0 {
-        values.set(warp::warp_id() as usize, mine);
-    }
-    thread::sync_threads();
-    let all = warp::max(if lane < WARPS { values.get(lane as usize) } else { 0 });
-    thread::sync_threads();
-    all
-}
-
 /// Rows whose children are looked for: `first`, if there is one, then `from..to`.
 #[derive(Clone, Copy)]
 struct Front {
@@ -219,20 +133,20 @@ impl Front {
 
 /// What the search works on.
 #[derive(Clone, Copy)]
-struct Build<const WHOLE: bool> {
+pub(super) struct Build<const WHOLE: bool> {
     draft: Draft<WHOLE>,
     /// What is listed, in any order that has parents first.
-    list: List,
+    pub(super) list: List,
     /// The tree, in order.
-    tree: List,
-    room: Shared<u32>,
-    budget: u32,
+    pub(super) tree: List,
+    pub(super) room: Shared<u32>,
+    pub(super) budget: u32,
     /// Prefixes that are listed at most.
-    listed: u32,
+    pub(super) listed: u32,
     /// Least key that is taken.
     floor: u32,
     /// Nodes of the spine, rows 1 to `spine` of both lists.
-    spine: u32,
+    pub(super) spine: u32,
 }
 
 /// Scores of this key or more, but not of `below` or more.
@@ -383,113 +297,6 @@ impl<const WHOLE: bool> Build<WHOLE> {
             };
             step *= 2.0;
         }
-    }
-
-    /// Brings the `count` listed nodes in order, the first `budget` of them to the tree.
-    #[inline(always)]
-    fn sort(self, count: u32) {
-        let t = thread::thread_idx_x();
-        let (bins, rows) = ((SORT_BINS * THREADS) as usize, self.listed as usize + 1);
-        let words = self.room.slice(2 * rows, 2 * rows + bins + 1);
-        let (slots, row_of, starts) = (words.slice(0, rows), words.slice(rows, rows), words.slice(2 * rows, bins + 1));
-        let entries = self.entries();
-        let moved = tree_build_moved();
-        // The dearest one's bin is the last; bins ascend with the cost, and equal scores share one.
-        let mut cost = 0.0;
-        let mut row = self.spine + 1 + t;
-        while row <= count {
-            cost = f32::max(cost, -self.list.score.get(row as usize));
-            row += THREADS;
-        }
-        let last = f32::from_bits(block_max(cost.to_bits()));
-        let scale = if last > f32::MIN_POSITIVE { bins as f32 / last } else { 0.0 };
-        let bin_of = |row: u32| smaller((-self.list.score.get(row as usize) * scale) as u32, bins as u32 - 1) as usize;
-
-        starts.set(t as usize, 0);
-        starts.set((t + THREADS) as usize, 0);
-        if t == 0 {
-            starts.set(bins, count - self.spine);
-            moved.set(0, 0);
-        }
-        thread::sync_threads();
-        let mut row = self.spine + 1 + t;
-        while row <= count {
-            slots.set(row as usize, starts.atomic_add(bin_of(row), 1));
-            row += THREADS;
-        }
-        thread::sync_threads();
-        let own = (SORT_BINS * t) as usize;
-        let (first, second) = (starts.get(own), starts.get(own + 1));
-        let (start, _) = block_sums(first + second);
-        starts.set(own, start);
-        starts.set(own + 1, start + first);
-        thread::sync_threads();
-        let mut row = self.spine + 1 + t;
-        while row <= count {
-            let slot = starts.get(bin_of(row)) + slots.get(row as usize);
-            slots.set(row as usize, slot);
-            entries.set(slot as usize, (self.list.key(row) as u64) << u32::BITS);
-            row += THREADS;
-        }
-        thread::sync_threads();
-        let listed_row = |parent: u32| if parent <= self.spine { parent } else { row_of.get(parent as usize) };
-        let mut round = 0;
-        loop {
-            let mut moves = false;
-            let mut row = self.spine + 1 + t;
-            while row <= count {
-                let (bin, own) = (bin_of(row), entries.get(slots.get(row as usize) as usize));
-                let (from, to) = (starts.get(bin), starts.get(bin + 1));
-                let (mut before, mut equal, mut i) = (0, 0, from);
-                while i < to {
-                    let entry = entries.get(i as usize);
-                    before += (entry > own) as u32;
-                    equal += (entry == own) as u32;
-                    i += 1;
-                }
-                let new = self.spine + 1 + from + before;
-                // At first entries are scores alone, and equal ones are what makes another round.
-                moves |= if round == 0 { equal > 1 } else { row_of.get(row as usize) != new };
-                row_of.set(row as usize, new);
-                row += THREADS;
-            }
-            if warp::ballot(moves) != 0 && warp::lane_id() == 0 {
-                moved.atomic_or(round % 2, 1);
-            }
-            thread::sync_threads();
-            if moved.get(round % 2) == 0 {
-                break;
-            }
-            if t == 0 {
-                moved.set(1 - round % 2, 0);
-            }
-            let mut row = self.spine + 1 + t;
-            while row <= count {
-                let place_ = self.list.place.get(row as usize);
-                let after = !(listed_row(parent_of(place_)) << RANK_BITS | rank_of(place_));
-                entries.set(slots.get(row as usize) as usize, (self.list.key(row) as u64) << u32::BITS | after as u64);
-                row += THREADS;
-            }
-            thread::sync_threads();
-            round += 1;
-        }
-
-        let mut row = t;
-        while row <= count {
-            let to = listed_row(row);
-            if to <= self.budget {
-                let (score, from) = (self.list.score.get(row as usize), self.list.place.get(row as usize));
-                self.tree.set(to, score, place(listed_row(parent_of(from)), rank_of(from), depth_of(from)));
-            }
-            row += THREADS;
-        }
-        thread::sync_threads();
-    }
-
-    /// The entries of the sort: the first two words of each row of the room.
-    #[inline(always)]
-    fn entries(self) -> Shared<u64> {
-        dynamic_shared(Arrays::at(self.budget, 0, 0).room, self.listed + 1)
     }
 
     /// Appends nodes with the key `key` alone to the tree's `count`, in order. Returns their number.

@@ -1,11 +1,12 @@
 //! The tree of [`super::tree_build`] for small budgets: node by node, in one warp.
 //!
 //! Grid: x = sequences, a block each. All threads bring the log-probabilities into shared memory; warp 0 selects; all
-//! threads write the rows. A level's row is descending, so the best candidate under a node is its first child not taken
-//! yet: the frontier has one entry a node, in registers (lane l owns nodes l and l + 32), and a step is one warp minimum:
-//! scores are at most +0, and of such floats the larger has the smaller bits. A step takes what its instructions take,
-//! one warp's: what the next step may add to a score lies in registers before it is known whose it is, rows and columns
-//! of -inf behind the draft's stand for bounds, and the second half of the nodes is looked at once there is one.
+//! threads write the rows. A level's row is descending, so the best candidate under a node is its first child not
+//! taken yet: the frontier has one entry a node, in registers (lane l owns nodes l and l + 32), and a step is one warp
+//! minimum: scores are at most +0, and of such floats the larger has the smaller bits. A step takes what its
+//! instructions take, one warp's: what the next step may add to a score lies in registers before it is known whose it
+//! is, rows and columns of -inf behind the draft's stand for bounds, and the second half of the nodes is looked at once
+//! there is one.
 
 use cuda_std::{GlobalMut, Shared, kernel, math, static_shared, thread, warp};
 
