@@ -27,8 +27,8 @@ impl<'a, 'b> Output<'a, 'b> {
         (self.emit)(Step { ids: &[], round: None }).is_break()
     }
 
-    /// Takes the tokens of the prefill or of the last round up to the limit or the first stop token, which is the last to be taken. Says why the
-    /// output ends, if it does.
+    /// Takes the tokens of the prefill or of the last round up to the limit or the first stop token, which is the last
+    /// to be taken. Says why the output ends, if it does.
     pub fn push(&mut self, tokens: &[i32], gaps: &[f32]) -> Option<StopReason> {
         let room = self.request.max_new - self.outcome.ids.len();
         let stop = tokens.iter().take(room).position(|id| self.request.stop_ids.contains(id));
