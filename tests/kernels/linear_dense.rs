@@ -10,6 +10,9 @@ use super::support::{Outcome, Random, Suite, check, equal};
 /// A canary for outputs that nobody may write.
 const UNTOUCHED: f32 = -77.25;
 
+/// A matrix whose blocks share rows of x, with a ragged last run of tiles and an odd last chunk.
+const TALL: (usize, usize) = (12_300, 352);
+
 pub fn cases(suite: &mut Suite) {
     for kind in Kind::ALL {
         let name = kind.name();
@@ -34,7 +37,23 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("linear::{name}::accumulate"), move |d| accumulate(d, kind));
         suite.both(format!("linear::{name}::rows_are_independent"), move |d| rows_are_independent(d, kind));
         suite.both(format!("linear::{name}::nan_stays_in_its_row"), move |d| nan_stays_in_its_row(d, kind));
-        suite.both(format!("linear::{name}::repeats"), move |d| repeats(d, kind));
+        suite.cuda(format!("linear::{name}::each_row_count_is_independent"), move |d| {
+            let shapes = [(40, 128), (33, 4224), (4240, 1152), (TALL.0, 1152)];
+            shapes.into_iter().try_for_each(|(n, k)| each_count(d, kind, n, k, 1))
+        });
+        suite.both(format!("linear::{name}::repeats"), move |d| repeats(d, kind, 48, 1024, &[5, 40]));
+        suite.cuda(format!("linear::{name}::repeats_tall"), move |d| repeats(d, kind, TALL.0, 384, &[8, 16, 64]));
+    }
+    // Matrices so tall that blocks share rows of x; both groups of a last chunk, and one.
+    for kind in [Kind::Bf16, Kind::W4, Kind::W4Wide] {
+        let name = kind.name();
+        let (n, k) = TALL;
+        suite.both(format!("linear::{name}::{n}x{k}"), move |d| one_product(d, kind, n, k, &[2, 9, 17, 40]));
+        suite.both(format!("linear::{name}::tall_rows_are_independent"), move |d| each_count(d, kind, n, k, 21));
+    }
+    for kind in [Kind::Bf16, Kind::W4] {
+        let case = move |d: &Device| one_product(d, kind, TALL.0, 1152, &[8, 16, 29, 64]);
+        suite.cuda(format!("linear::{}::12300x1152", kind.name()), case);
     }
     // The shape of an expert's down projection in Kimi K2.6.
     for kind in Kind::MAIN {
@@ -167,6 +186,35 @@ fn rows_are_independent(device: &Device, kind: Kind) -> Outcome {
     Ok(())
 }
 
+/// Each row of the first 1, 1 + `by`, … 64 of them has the bits that it has alone.
+fn each_count(device: &Device, kind: Kind, n: usize, k: usize, by: usize) -> Outcome {
+    let rows = 64;
+    let mut random = Random::new(14);
+    let stored = Stored::random(kind, [1, n, k], &mut random);
+    let weight = Weight::new(device, &stored.host("w"))?;
+    let x = X::random(device, rows * k, &mut random)?;
+    let y = device.alloc(rows * n)?;
+    let bits = |first: usize, rows: usize| -> Result<Vec<u32>, libtest_mimic::Failed> {
+        y.fill(0xFF)?;
+        let f32 = part(x.acts().f32, first * k, rows * k);
+        let acts = Acts { f32, bf16: part(x.acts().bf16, first * k, rows * k) };
+        linear(device, &Product::plain(&weight, acts, rows, y.view_mut()))?;
+        Ok(y.read()?[..rows * n].iter().map(|v| v.to_bits()).collect())
+    };
+    let mut alone = Vec::new();
+    for row in 0..rows {
+        // On the CPU only those rows that are compared.
+        alone.push(if device.is_cuda() || row % by == 0 { bits(row, 1)? } else { Vec::new() });
+    }
+    for count in (1..=rows).step_by(by) {
+        let all = bits(0, count)?;
+        for (row, alone) in alone.iter().enumerate().take(count).filter(|(_, alone)| !alone.is_empty()) {
+            equal(&format!("{n}x{k}, row {row} of {count}"), &all[row * n..][..n], alone)?;
+        }
+    }
+    Ok(())
+}
+
 /// A NaN or an infinity reaches every output of its row and no other, also when it lies behind the last row.
 fn nan_stays_in_its_row(device: &Device, kind: Kind) -> Outcome {
     let (n, k, rows) = (18, 160, 9);
@@ -186,8 +234,11 @@ fn nan_stays_in_its_row(device: &Device, kind: Kind) -> Outcome {
 }
 
 /// The same launch gives the same bits: 200 times on a GPU, 3 on the CPU (each with its own schedule).
-fn repeats(device: &Device, kind: Kind) -> Outcome {
-    let (n, k, rows) = (48, 1024, 5);
+fn repeats(device: &Device, kind: Kind, n: usize, k: usize, counts: &[usize]) -> Outcome {
+    counts.iter().try_for_each(|&rows| repeat(device, kind, n, k, rows))
+}
+
+fn repeat(device: &Device, kind: Kind, n: usize, k: usize, rows: usize) -> Outcome {
     let mut random = Random::new(10);
     let stored = Stored::random(kind, [1, n, k], &mut random);
     let weight = Weight::new(device, &stored.host("w"))?;

@@ -44,6 +44,16 @@ pub fn cases(suite: &mut Suite) {
     suite.cuda("gate_up::w4a16::2048x7168", |d| gate_up_as_apart(d, [Kind::W4; 6], [Kind::W4; 6], 2048, 7168));
     suite.both("gate_up::refuses", gate_up_refuses);
     suite.both("grouped::shares", shares);
+    for kind in [Kind::Bf16, Kind::W4, Kind::W4Wide] {
+        // More weight rows than make units few: k in longer slices.
+        let case = move |d: &Device| random_tokens(d, &[kind; 3], 1040, 2112, 2, true);
+        suite.cuda(format!("grouped::{}::1040x2112", kind.name()), case);
+        suite.cuda(format!("gate_up::{}::1040x2112", kind.name()), move |d| {
+            gate_up_as_apart(d, [kind; 6], [kind; 6], 1040, 2112)
+        });
+        suite.cuda(format!("grouped::{}::skews", kind.name()), move |d| skews(d, kind));
+        suite.cuda(format!("grouped::{}::repeats", kind.name()), move |d| repeats(d, kind));
+    }
     suite.both("grouped::last_expert", last_expert);
     suite.both("grouped::refuses", refuses);
 }
@@ -181,6 +191,45 @@ fn every_count(device: &Device) -> Outcome {
         for pairs in 0..=17 {
             all.case(device, 1, &vec![expert; pairs], &mut random)?;
         }
+    }
+    Ok(())
+}
+
+/// 64 tokens of 8 experts: all on one expert, all on the same eight, each expert but one, one expert eight times in a
+/// token, one token apart from the rest.
+fn skews(device: &Device, kind: Kind) -> Outcome {
+    let (tokens, top_k, count) = (64, 8, 48);
+    let mut random = Random::new(27);
+    let all = Experts::random(device, &vec![kind; count], 65, 320, &mut random)?;
+    let skew = |expert: &dyn Fn(usize) -> usize| -> Vec<usize> { (0..tokens * top_k).map(expert).collect() };
+    for experts in [
+        skew(&|_| 7),
+        skew(&|pair| pair % top_k),
+        skew(&|pair| pair % (count - 1)),
+        skew(&|pair| pair / top_k % count),
+        skew(&|pair| if pair < top_k { pair } else { count - 1 }),
+    ] {
+        all.case(device, top_k, &experts, &mut random)?;
+    }
+    Ok(())
+}
+
+/// 200 launches on a GPU give the same bits, and a pair has the bits that it has alone.
+fn repeats(device: &Device, kind: Kind) -> Outcome {
+    let (tokens, top_k, k) = (16, 4, 1152);
+    let mut random = Random::new(28);
+    let all = Experts::random(device, &[kind; 9], 65, k, &mut random)?;
+    let experts: Vec<_> = (0..tokens * top_k).map(|_| random.below(9)).collect();
+    let x = X::random(device, tokens * k, &mut random)?;
+    let bits = |values: Vec<f32>| -> Vec<u32> { values.into_iter().map(f32::to_bits).collect() };
+    let first = bits(all.multiply(device, &x, top_k, &experts)?);
+    for _ in 0..200 {
+        equal("repeat", &bits(all.multiply(device, &x, top_k, &experts)?), &first)?;
+    }
+    for token in 0..tokens {
+        let row = X::upload(device, x.seen_by(Kind::F32)[token * k..][..k].to_vec())?;
+        let alone = bits(all.multiply(device, &row, top_k, &experts[token * top_k..][..top_k])?);
+        equal(&format!("token {token}"), &alone, &first[token * top_k * 65..][..top_k * 65])?;
     }
     Ok(())
 }

@@ -181,6 +181,7 @@ fn math(device: &Device, x: Vec<f32>) -> Outcome {
     };
     let round = |v: f32| if v.is_nan() { 0x7FFF } else { u32::from(bf16::from_f32(v).to_bits()) };
     let code = |i: usize, nibble: u32| round((w[i] >> (4 * nibble) & 15) as f32 - 8.0);
+    let quarter = |i: usize, nibble: u32| round(((w[i] >> (4 * nibble) & 15) as f32 - 8.0) / 4.0);
     let quad = |i: usize| (u64::from(x[i].to_bits()) << 20 | u64::from(y[i].to_bits()), u64::from(w[i]));
     float("sqrt", 3, &|i| x[i].sqrt())?;
     float("fma", 8, &|i| x[i].mul_add(y[i], -x[i]))?;
@@ -191,6 +192,7 @@ fn math(device: &Device, x: Vec<f32>) -> Outcome {
     exact("from_bf16", 13, &|i| w[i] << 16)?;
     for pair in 0..4 {
         exact("dequant_pairs", 14 + pair as usize, &|i| code(i, pair) | code(i, pair + 4) << 16)?;
+        exact("dequant_quarters", 22 + pair as usize, &|i| quarter(i, pair) | quarter(i, pair + 4) << 16)?;
     }
     exact("div", 18, &|i| x[i].to_bits() / w[i])?;
     exact("rem", 19, &|i| x[i].to_bits() % w[i])?;

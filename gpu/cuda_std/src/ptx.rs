@@ -508,6 +508,32 @@ pub fn dequant_pair(word: u32) -> u32 {
     r
 }
 
+/// `((word & 0x000F000F | 0x43004300) - 136) / 4` per half. As one fma: sm_80 has no bf16 subtraction.
+#[inline(always)]
+pub fn dequant_low(word: u32) -> u32 {
+    let r: u32;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("{{ .reg .b32 t; lop3.b32 t, {1}, 0x000F000F, 0x43004300, 0xEA; fma.rn.bf16x2 {0}, t, {2}, {3}; }}",
+            out(reg32) r, in(reg32) word, in(reg32) 0x3E80_3E80u32, in(reg32) 0xC208_C208u32,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    r
+}
+
+/// `(word & 0x00F000F0) * 2^127 - 2` per half, the bits read as bf16: a subnormal, `16 q * 2^-133`.
+#[inline(always)]
+pub fn dequant_high(word: u32) -> u32 {
+    let r: u32;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("{{ .reg .b32 t; and.b32 t, {1}, 0x00F000F0; fma.rn.bf16x2 {0}, t, {2}, {3}; }}",
+            out(reg32) r, in(reg32) word, in(reg32) 0x7F00_7F00u32, in(reg32) 0xC000_C000u32,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    r
+}
+
 /// Two e4m3 codes (bytes 0 and 1, or with `HIGH` 2 and 3) as a bf16 pair: their bits are those of a bf16 value 2^120
 /// times smaller, subnormal ones included; `factor` is a pair that makes good for that.
 #[inline(always)]

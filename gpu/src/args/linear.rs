@@ -89,7 +89,7 @@ pub struct StreamShape {
     pub n: u32,
     /// Terms of each sum: columns of each matrix.
     pub k: u32,
-    /// Slices that k is summed in: `stream::k_split(k)`.
+    /// Slices that k is summed in: by the shape alone.
     pub k_split: u32,
 }
 

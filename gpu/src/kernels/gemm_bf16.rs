@@ -10,7 +10,8 @@
 use cuda_std::{Shared, kernel, warp};
 
 use super::stream::{FRAGMENT, Format, Lane, STEPS, Variant};
-use super::stream_work::{Dense, GateUp, Grouped, stream};
+use super::stream_work::{Dense, GateUp, Grouped, stream, wide};
+use super::wide::Wide;
 use crate::args::linear::{GateUpArgs, GroupedStreamArgs, StreamArgs};
 use crate::unroll::unroll;
 
@@ -33,6 +34,7 @@ pub struct Bf16;
 
 impl Format for Bf16 {
     const TILE_WORDS: usize = TILE_WORDS;
+    const UNIT: f32 = 1.0;
     type Chunk = [[u32; LANE_WORDS]; STEPS * MMAS];
 
     #[inline(always)]
@@ -68,7 +70,14 @@ pub const M64: Variant = Variant { nt: 2, mt: 8, chunks: 1, depth: 2, blocks: 1 
 /// Up to 64 rows, few tiles.
 pub const M64_FEW: Variant = Variant { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
 
+/// Up to 32 rows of a tall matrix.
+pub const WIDE32: Wide = Wide { nt: 1, mt: 4, chunks: 1, depth: 4, blocks: 2 };
+/// Up to 64 rows of a tall matrix.
+pub const WIDE64: Wide = Wide { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
+
 const _: () = {
+    assert!(WIDE32.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(WIDE64.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
     assert!(
         M8.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT && M8_FEW.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT
     );
@@ -118,6 +127,18 @@ pub fn gemm_bf16_m64_few(a: StreamArgs) {
 #[kernel]
 pub fn gemm_bf16_m64(a: StreamArgs) {
     stream!(Bf16, M64, Dense, a);
+}
+
+/// Up to 32 rows of a tall matrix.
+#[kernel]
+pub fn gemm_bf16_wide32(a: StreamArgs) {
+    wide!(Bf16, WIDE32, a);
+}
+
+/// Up to 64 rows of a tall matrix.
+#[kernel]
+pub fn gemm_bf16_wide64(a: StreamArgs) {
+    wide!(Bf16, WIDE64, a);
 }
 
 /// Rows gathered by expert.

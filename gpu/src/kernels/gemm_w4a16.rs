@@ -19,7 +19,8 @@ use core::marker::PhantomData;
 use cuda_std::{Element, GlobalMut, Shared, bf16, kernel, math, warp};
 
 use super::stream::{FRAGMENT, Format, Lane, STEPS, TILE_M, TILE_N, Variant};
-use super::stream_work::{Dense, GateUp, Grouped, stream};
+use super::stream_work::{Dense, GateUp, Grouped, stream, wide};
+use super::wide::Wide;
 use crate::args::linear::{GateUpArgs, GroupedStreamArgs, StreamArgs};
 use crate::unroll::unroll;
 
@@ -94,6 +95,7 @@ pub struct Chunk {
 
 impl<S: Scale> Format for W4a16<S> {
     const TILE_WORDS: usize = S::TILE_WORDS;
+    const UNIT: f32 = math::QUARTERS;
     type Chunk = Chunk;
 
     #[inline(always)]
@@ -104,7 +106,7 @@ impl<S: Scale> Format for W4a16<S> {
 
     #[inline(always)]
     fn operands(chunk: &Chunk, step: usize) -> [[u32; 4]; 2] {
-        [math::dequant_pairs(chunk.codes[step * 2]), math::dequant_pairs(chunk.codes[step * 2 + 1])]
+        [math::dequant_quarters(chunk.codes[step * 2]), math::dequant_quarters(chunk.codes[step * 2 + 1])]
     }
 
     #[inline(always)]
@@ -125,17 +127,27 @@ pub const M16: Variant = Variant { nt: 2, mt: 2, chunks: 1, depth: 5, blocks: 2 
 pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 2, depth: 4, blocks: 2 };
 /// Up to 32 rows: four tiles of weights for each read of x, whose traffic would else exceed that of the weights.
 pub const M32: Variant = Variant { nt: 4, mt: 4, chunks: 1, depth: 3, blocks: 1 };
-/// Up to 64 rows: their sums fill the registers with two.
-pub const M64: Variant = Variant { nt: 2, mt: 8, chunks: 1, depth: 4, blocks: 1 };
-/// Up to 64 rows, few tiles, or with f32 scales, which leave no registers for two.
+/// Up to 64 rows, few tiles, or with f32 scales: registers hold the sums of one tile.
 pub const M64_FEW: Variant = Variant { nt: 1, mt: 8, chunks: 2, depth: 3, blocks: 1 };
 
+/// Up to 8 rows of a tall matrix.
+pub const WIDE8: Wide = Wide { nt: 2, mt: 1, chunks: 4, depth: 2, blocks: 2 };
+/// Up to 16 rows of a tall matrix.
+pub const WIDE16: Wide = Wide { nt: 1, mt: 2, chunks: 4, depth: 3, blocks: 2 };
+/// Up to 32 rows of a tall matrix.
+pub const WIDE32: Wide = Wide { nt: 1, mt: 4, chunks: 1, depth: 5, blocks: 2 };
+/// Up to 64 rows of a tall matrix.
+pub const WIDE64: Wide = Wide { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
+
 const _: () = {
+    let words = <bf16 as Scale>::TILE_WORDS;
+    assert!(WIDE8.shared_bytes(words) <= crate::SHARED_LIMIT && WIDE16.shared_bytes(words) <= crate::SHARED_LIMIT);
+    assert!(WIDE32.shared_bytes(words) <= crate::SHARED_LIMIT && WIDE64.shared_bytes(words) <= crate::SHARED_LIMIT);
     let (few, many) = (<bf16 as Scale>::TILE_WORDS, <f32 as Scale>::TILE_WORDS);
     assert!(M8.shared_bytes(few) <= crate::SHARED_LIMIT && M8_S32.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M8_FEW.shared_bytes(many) <= crate::SHARED_LIMIT && M16.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M16_FEW.shared_bytes(many) <= crate::SHARED_LIMIT);
-    assert!(M32.shared_bytes(many) <= crate::SHARED_LIMIT && M64.shared_bytes(many) <= crate::SHARED_LIMIT);
+    assert!(M32.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M64_FEW.shared_bytes(many) <= crate::SHARED_LIMIT);
 };
 
@@ -175,10 +187,28 @@ pub fn gemm_w4a16_m64_few(a: StreamArgs) {
     stream!(W4a16<bf16>, M64_FEW, Dense, a);
 }
 
-/// Up to 64 rows a unit, bf16 scales.
+/// Up to 8 rows of a tall matrix, bf16 scales.
 #[kernel]
-pub fn gemm_w4a16_m64(a: StreamArgs) {
-    stream!(W4a16<bf16>, M64, Dense, a);
+pub fn gemm_w4a16_wide8(a: StreamArgs) {
+    wide!(W4a16<bf16>, WIDE8, a);
+}
+
+/// Up to 16 rows of a tall matrix, bf16 scales.
+#[kernel]
+pub fn gemm_w4a16_wide16(a: StreamArgs) {
+    wide!(W4a16<bf16>, WIDE16, a);
+}
+
+/// Up to 32 rows of a tall matrix, bf16 scales.
+#[kernel]
+pub fn gemm_w4a16_wide32(a: StreamArgs) {
+    wide!(W4a16<bf16>, WIDE32, a);
+}
+
+/// Up to 64 rows of a tall matrix, bf16 scales.
+#[kernel]
+pub fn gemm_w4a16_wide64(a: StreamArgs) {
+    wide!(W4a16<bf16>, WIDE64, a);
 }
 
 /// Rows gathered by expert, bf16 scales.

@@ -41,4 +41,5 @@ pub mod tree_build_small;
 mod tree_draft;
 mod tree_list;
 mod tree_sort;
+pub mod wide;
 pub mod widen_bf16;

@@ -123,17 +123,23 @@ impl<const NT: usize, const DEPTH: usize> Ring<NT, DEPTH> {
         self.barriers.wait(stage.index as usize, stage.parity);
         #[cfg(not(any(not(target_arch = "nvptx64"), target_feature = "ptx80")))]
         {
-            use cuda_std::async_copy::cp_async_wait;
             let _ = stage;
-            match DEPTH {
-                2 => cp_async_wait::<0>(),
-                3 => cp_async_wait::<1>(),
-                4 => cp_async_wait::<2>(),
-                5 => cp_async_wait::<3>(),
-                6 => cp_async_wait::<4>(),
-                7 => cp_async_wait::<5>(),
-                _ => cp_async_wait::<6>(),
-            }
+            wait_groups::<DEPTH>();
         }
+    }
+}
+
+/// Waits for the oldest of the groups of copies that fill a ring of `DEPTH` stages, one group a stage.
+#[inline(always)]
+pub fn wait_groups<const DEPTH: usize>() {
+    use cuda_std::async_copy::cp_async_wait;
+    match DEPTH {
+        2 => cp_async_wait::<0>(),
+        3 => cp_async_wait::<1>(),
+        4 => cp_async_wait::<2>(),
+        5 => cp_async_wait::<3>(),
+        6 => cp_async_wait::<4>(),
+        7 => cp_async_wait::<5>(),
+        _ => cp_async_wait::<6>(),
     }
 }

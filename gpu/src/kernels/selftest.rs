@@ -334,7 +334,7 @@ pub fn selftest_matrix(a: SelftestMatrixArgs) {
 }
 
 /// Rows that `selftest_math` writes.
-pub const MATH_ROWS: usize = 22;
+pub const MATH_ROWS: usize = 26;
 
 /// Blocks of `THREADS` over `n` numbers: each thread does every operation on one of them.
 #[kernel]
@@ -368,5 +368,10 @@ pub fn selftest_math(a: SelftestMathArgs) {
         let wide = (x.to_bits() as usize) << 20 | y.to_bits() as usize;
         put(20, math::div_usize(wide, w as usize) as u32);
         put(21, math::rem_usize(wide, w as usize) as u32);
+        let [p, q, r, s] = math::dequant_quarters(w);
+        put(22, p);
+        put(23, q);
+        put(24, r);
+        put(25, s);
     }
 }

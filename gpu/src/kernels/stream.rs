@@ -12,18 +12,15 @@
 //! together, the next one's weights are on their way. No barrier of the block stands between a copy and its use.
 //! Weights lie in memory in the order in which lanes read them ([`Format`]), so a stage is one contiguous run a tile.
 //!
-//! Weights never change, so a launch that overlaps the one before it fills its first stages while that still runs; x is
-//! read after it has ended.
+//! Weights never change: a launch that overlaps the one before it fills stages while that runs, and reads x after it.
 //!
-//! **The sums.** A warp's slice of k is fixed by the shape alone, chunks of 64 k are added in ascending order, then the
-//! slices in ascending order through shared memory. So a row's bits depend neither on how many rows go with it nor on
-//! the variant (`NT`, `MT`, `CHUNKS`, `DEPTH`) that multiplies it.
+//! **The sums.** Slices of k follow from the shape alone; chunks are added in ascending order, then the slices through
+//! shared memory. So a row's bits depend neither on how many rows go with it nor on the variant that multiplies it.
 //!
 //! Each lane holds the sums of fragments `D` of `mma.m16n8k16`: with `g = lane / 4` and `c = lane % 4`, weight rows `g`
 //! and `g + 8` of a tile times rows `2c` and `2c + 1` of x. Within a step of 32 k, lane `c` takes k `8c .. 8c + 8` of
-//! its rows, so that each row is read 16 bytes at a time: k 2c, 2c+1, 2c+8, 2c+9 of an `mma` are the lane's first four
-//! in the first `mma` of the step, its last four in the second. Both operands agree on that, and the order of k within
-//! a step is nobody else's business. Rows past the last are read as copies of the last and never stored.
+//! its rows, 16 bytes at a time: k 2c, 2c+1, 2c+8, 2c+9 of an `mma` are the lane's first four in the first `mma` of the
+//! step, its last four in the second, for both operands. Rows past the last are copies of the last and never stored.
 
 use cuda_std::{Global, Shared, bf16, dynamic_shared, math, mma, thread, warp};
 
@@ -38,7 +35,7 @@ pub const TILE_N: usize = 16;
 pub const TILE_M: usize = 8;
 /// k of a chunk: what lies together in memory for one tile.
 pub const CHUNK_K: usize = 64;
-/// k whose products are summed before they are folded into a lane's sums.
+/// k of a step: summed, then folded into a lane's sums.
 pub const STEP_K: usize = 32;
 /// Steps of a chunk.
 pub const STEPS: usize = CHUNK_K / STEP_K;
@@ -56,15 +53,23 @@ const LANES: usize = warp::WARP as usize;
 /// Sums of a tile of weights and a tile of rows.
 const TILE_SUMS: usize = FRAGMENT * LANES;
 
-/// Slices of k that a dense product of `k` terms is summed in: by k alone, two chunks a slice at least. Few units are
-/// what such a product has, so each gives work to many warps.
+/// Slices of k that a dense product is summed in: by k alone, two chunks each at least.
 pub const fn k_split(k: usize) -> usize {
     split(k, 2)
 }
 
-/// The same of products gathered by expert, which have units enough: a warp has eight chunks of each at least.
-pub const fn k_split_grouped(k: usize) -> usize {
-    split(k, 8)
+/// The same of products gathered by expert: a warp has 16 chunks of each at least, 8 where an expert has few tiles.
+pub const fn k_split_grouped(n: usize, k: usize) -> usize {
+    split(k, if n < FEW_ROWS { 8 } else { 16 })
+}
+
+/// Weight rows below which an expert has few tiles.
+const FEW_ROWS: usize = 1024;
+
+/// The chunk at which slice `slice` of k begins and the one before it ends.
+#[inline(always)]
+pub fn slice_start(shape: StreamShape, slice: u32) -> u32 {
+    math::div(slice * shape.k.div_ceil(CHUNK_K as u32), shape.k_split)
 }
 
 const fn split(k: usize, least: usize) -> usize {
@@ -151,6 +156,8 @@ impl Lane {
 pub trait Format: Copy {
     /// Words of one tile's chunk, a multiple of 4.
     const TILE_WORDS: usize;
+    /// What sums must be multiplied by in the end, a power of two.
+    const UNIT: f32;
     /// A lane's share of it.
     type Chunk: Copy;
 
@@ -207,7 +214,6 @@ pub struct Sums<const PASS: usize, const MT: usize> {
 }
 
 impl<const PASS: usize, const MT: usize> Sums<PASS, MT> {
-    /// Where a warp's sum `i` of lane `lane` lies.
     #[inline(always)]
     fn at(warp: usize, t: usize, mt: usize, i: usize, lane: usize) -> usize {
         ((warp * PASS + t) * MT + mt) * TILE_SUMS + i * LANES + lane
@@ -240,10 +246,8 @@ struct Slice {
 impl Slice {
     #[inline(always)]
     fn this(shape: StreamShape) -> Self {
-        let chunks = shape.k.div_ceil(CHUNK_K as u32);
         let (team, member) = (math::div(warp::warp_id(), shape.k_split), math::rem(warp::warp_id(), shape.k_split));
-        let at = |member| math::div(member * chunks, shape.k_split);
-        Self { team, first: at(member), end: at(member + 1) }
+        Self { team, first: slice_start(shape, member), end: slice_start(shape, member + 1) }
     }
 }
 
@@ -353,7 +357,7 @@ impl<R: Rows, const NT: usize> Ahead<R, NT> {
     }
 }
 
-/// The first tiles of rows, whose operands are read before the weights are waited for.
+/// Tiles of rows whose operands are read before the weights are waited for.
 const EARLY: usize = 2;
 
 /// A unit's rows as a lane sees them.
@@ -387,8 +391,7 @@ impl<const MT: usize> Inputs<MT> {
         m == 0 || m * TILE_M < self.count
     }
 
-    /// Operands of `COUNT` chunks from `chunk` on of the lane's row of tile `m`. Zeros past the last k: the weights are
-    /// zero there, and so must x be, or a NaN behind it would come in.
+    /// Operands of `COUNT` chunks from `chunk` on of the lane's row of tile `m`; zeros past k, where NaN may lie.
     #[inline(always)]
     fn read<const COUNT: usize>(self, m: usize, chunk: u32) -> [Operands; COUNT] {
         let mut read = [[[0; 4]; STEPS]; COUNT];
@@ -425,8 +428,7 @@ impl<const MT: usize> Inputs<MT> {
 /// What a warp adds up.
 type Accumulators<const NT: usize, const MT: usize> = [[[f32; FRAGMENT]; MT]; NT];
 
-/// Multiplies the first `COUNT` chunks of a stage, which are `chunk` and those behind it, once `arrive` has seen it
-/// filled.
+/// Multiplies the first `COUNT` chunks of a stage, from `chunk` on, once `arrive` has seen it filled.
 #[inline(always)]
 fn multiply<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize, const COUNT: usize>(
     inputs: Inputs<MT>,
@@ -546,7 +548,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
             };
             if chunk + CHUNKS as u32 <= slice.end {
                 multiply::<F, NT, MT, CHUNKS, CHUNKS>(inputs, chunk, &mut sums, arrive);
-            } else if CHUNKS == 4 && chunk + 2 == slice.end {
+            } else if CHUNKS > 2 && chunk + 2 == slice.end {
                 multiply::<F, NT, MT, CHUNKS, 2>(inputs, chunk, &mut sums, arrive);
             } else {
                 let held = arrive();
@@ -564,7 +566,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
         if MT <= EARLY {
             let exchange = Sums::<NT, MT> { partial: partial(buffer), split: shape.k_split };
             unroll!(t in 0 1 2 3 below NT; {
-                put(exchange.partial, Sums::<NT, MT>::at(warp, t, 0, 0, lane.index()), sums[t]);
+                put::<F, MT>(exchange.partial, Sums::<NT, MT>::at(warp, t, 0, 0, lane.index()), sums[t]);
             });
             thread::sync_threads();
             work.finish(&turn.unit, 0, &exchange);
@@ -574,7 +576,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
                 if t > 0 {
                     thread::sync_threads();
                 }
-                put(exchange.partial, Sums::<1, MT>::at(warp, 0, 0, 0, lane.index()), sums[t]);
+                put::<F, MT>(exchange.partial, Sums::<1, MT>::at(warp, 0, 0, 0, lane.index()), sums[t]);
                 thread::sync_threads();
                 work.finish(&turn.unit, t as u32, &exchange);
             });
@@ -591,8 +593,8 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
 
 /// Stores a lane's sums of a tile from `first` on.
 #[inline(always)]
-fn put<const MT: usize>(partial: Shared<f32>, first: usize, sums: [[f32; FRAGMENT]; MT]) {
+fn put<F: Format, const MT: usize>(partial: Shared<f32>, first: usize, sums: [[f32; FRAGMENT]; MT]) {
     unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
-        unroll!(i in 0 1 2 3; { partial.set(first + m * TILE_SUMS + i * LANES, sums[m][i]) });
+        unroll!(i in 0 1 2 3; { partial.set(first + m * TILE_SUMS + i * LANES, sums[m][i] * F::UNIT) });
     });
 }

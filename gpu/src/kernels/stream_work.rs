@@ -22,6 +22,20 @@ macro_rules! stream {
 }
 pub(crate) use stream;
 
+/// Runs a variant of the products of tall matrices.
+macro_rules! wide {
+    ($format:ty, $variant:expr, $a:ident) => {
+        $crate::kernels::wide::run::<
+            $format,
+            { $variant.nt },
+            { $variant.mt },
+            { $variant.chunks },
+            { $variant.depth },
+        >($a)
+    };
+}
+pub(crate) use wide;
+
 /// Runs of tiles of a matrix, each a block's.
 #[inline(always)]
 fn runs(shape: StreamShape, tiles_of_team: u32) -> u32 {

@@ -107,6 +107,10 @@ impl Product<'_> {
             RowsVariant::M32 => entries.m32,
             RowsVariant::M64 => entries.m64,
             RowsVariant::M64Few => entries.m64_few,
+            RowsVariant::Wide8 => entries.wide[0],
+            RowsVariant::Wide16 => entries.wide[1],
+            RowsVariant::Wide32 => entries.wide[2],
+            RowsVariant::Wide64 => entries.wide[3],
         };
         let x = self.x.bf16;
         self.check(entry.name(), &plan, x.len())?;
@@ -156,6 +160,8 @@ struct Entries {
     m32: &'static Kernel<StreamArgs>,
     m64: &'static Kernel<StreamArgs>,
     m64_few: &'static Kernel<StreamArgs>,
+    /// Of tall matrices: up to 8, 16, 32 and 64 rows; the others again where the plan never takes them.
+    wide: [&'static Kernel<StreamArgs>; 4],
 }
 
 static BF16: Entries = Entries {
@@ -166,6 +172,12 @@ static BF16: Entries = Entries {
     m32: &gemm_bf16::GEMM_BF16_M32,
     m64: &gemm_bf16::GEMM_BF16_M64,
     m64_few: &gemm_bf16::GEMM_BF16_M64_FEW,
+    wide: [
+        &gemm_bf16::GEMM_BF16_M8,
+        &gemm_bf16::GEMM_BF16_M16,
+        &gemm_bf16::GEMM_BF16_WIDE32,
+        &gemm_bf16::GEMM_BF16_WIDE64,
+    ],
 };
 static W4A16: Entries = Entries {
     m8: &gemm_w4a16::GEMM_W4A16_M8,
@@ -173,8 +185,14 @@ static W4A16: Entries = Entries {
     m16: &gemm_w4a16::GEMM_W4A16_M16,
     m16_few: &gemm_w4a16::GEMM_W4A16_M16_FEW,
     m32: &gemm_w4a16::GEMM_W4A16_M32,
-    m64: &gemm_w4a16::GEMM_W4A16_M64,
+    m64: &gemm_w4a16::GEMM_W4A16_M32,
     m64_few: &gemm_w4a16::GEMM_W4A16_M64_FEW,
+    wide: [
+        &gemm_w4a16::GEMM_W4A16_WIDE8,
+        &gemm_w4a16::GEMM_W4A16_WIDE16,
+        &gemm_w4a16::GEMM_W4A16_WIDE32,
+        &gemm_w4a16::GEMM_W4A16_WIDE64,
+    ],
 };
 static W4A16_S32: Entries = Entries {
     m8: &gemm_w4a16::GEMM_W4A16_S32_M8,
@@ -184,4 +202,5 @@ static W4A16_S32: Entries = Entries {
     m32: &gemm_w4a16::GEMM_W4A16_S32_M32,
     m64: &gemm_w4a16::GEMM_W4A16_S32_M64,
     m64_few: &gemm_w4a16::GEMM_W4A16_S32_M64_FEW,
+    wide: [&gemm_w4a16::GEMM_W4A16_S32_M64; 4],
 };

@@ -7,6 +7,7 @@ use std::fmt;
 
 use gpu::kernels::gemm_f32::{MAX_WARPS, shared_bytes};
 use gpu::kernels::stream::{self, CHUNK_K, TILE_M, TILE_N, Variant, WARPS};
+use gpu::kernels::wide::Wide;
 use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
 use super::pool::Kind;
@@ -63,7 +64,21 @@ pub(super) enum RowsVariant {
     M32,
     M64,
     M64Few,
+    /// Tall matrices, whose blocks share rows of x.
+    Wide8,
+    Wide16,
+    Wide32,
+    Wide64,
 }
+
+/// How a block of a dense kernel divides its work.
+enum Tiling {
+    Stream(Variant),
+    Wide(Wide),
+}
+
+/// Tiles of weights from which blocks have enough of them to take all of k.
+const TALL_TILES: usize = 768;
 
 /// Tiles of weights up to which each goes to a warp team of its own: with more a team, many of a large GPU's
 /// multiprocessors would have none. With many rows a team costs a pass over x, and fewer of them are better.
@@ -71,22 +86,40 @@ const FEW_TILES: usize = 264;
 const FEW_TILES_MANY_ROWS: usize = 132;
 
 impl RowsVariant {
-    fn of(n: usize, rows: usize) -> Self {
+    fn of(kind: Kind, n: usize, rows: usize) -> Self {
         let tiles = n.div_ceil(TILE_N);
         let few = tiles <= FEW_TILES;
+        // Beside weights of 16 bits, up to 16 rows of x weigh little. f32 scales have no such kernels.
+        let wide = match kind {
+            Kind::W4a16(ScaleType::Bf16) => tiles >= TALL_TILES && rows > 1,
+            Kind::Bf16 => tiles >= TALL_TILES && rows > 2 * TILE_M,
+            _ => false,
+        };
         match rows.div_ceil(TILE_M) {
+            0 | 1 if wide => Self::Wide8,
+            2 if wide => Self::Wide16,
+            3 | 4 if wide => Self::Wide32,
+            _ if wide => Self::Wide64,
             0 | 1 if few => Self::M8Few,
             0 | 1 => Self::M8,
             2 if few => Self::M16Few,
             2 => Self::M16,
             _ if tiles <= FEW_TILES_MANY_ROWS => Self::M64Few,
             3 | 4 => Self::M32,
+            // Sums of 64 rows and two tiles are more than registers hold beside codes: 32 rows twice.
+            _ if kind == Kind::W4a16(ScaleType::Bf16) => Self::M32,
             _ => Self::M64,
         }
     }
 
-    fn variant(self, kind: Kind) -> Variant {
-        match (kind, self) {
+    fn tiling(self, kind: Kind) -> Tiling {
+        Tiling::Stream(match (kind, self) {
+            (Kind::Bf16, Self::Wide32) => return Tiling::Wide(gemm_bf16::WIDE32),
+            (Kind::Bf16, Self::Wide64) => return Tiling::Wide(gemm_bf16::WIDE64),
+            (_, Self::Wide8) => return Tiling::Wide(gemm_w4a16::WIDE8),
+            (_, Self::Wide16) => return Tiling::Wide(gemm_w4a16::WIDE16),
+            (_, Self::Wide32) => return Tiling::Wide(gemm_w4a16::WIDE32),
+            (_, Self::Wide64) => return Tiling::Wide(gemm_w4a16::WIDE64),
             (Kind::Bf16, Self::M8) => gemm_bf16::M8,
             (Kind::Bf16, Self::M8Few) => gemm_bf16::M8_FEW,
             (Kind::Bf16, Self::M16) => gemm_bf16::M16,
@@ -101,14 +134,24 @@ impl RowsVariant {
             (_, Self::M16) => gemm_w4a16::M16,
             (_, Self::M16Few) => gemm_w4a16::M16_FEW,
             (_, Self::M32) => gemm_w4a16::M32,
-            (_, Self::M64) => gemm_w4a16::M64,
+            // Chosen for neither.
+            (_, Self::M64) => gemm_w4a16::M32,
             (_, Self::M64Few) => gemm_w4a16::M64_FEW,
-        }
+        })
+    }
+}
+
+/// The variant of products gathered by expert.
+fn gathered(kind: Kind) -> Variant {
+    match kind {
+        Kind::Bf16 => gemm_bf16::M8,
+        Kind::W4a16(ScaleType::F32) => gemm_w4a16::M8_S32,
+        _ => gemm_w4a16::M8,
     }
 }
 
 fn dense_kernel(kind: Kind, rows: RowsVariant) -> &'static str {
-    use RowsVariant::{M8, M8Few, M16, M16Few, M32, M64, M64Few};
+    use RowsVariant::{M8, M8Few, M16, M16Few, M32, M64, M64Few, Wide8, Wide16, Wide32, Wide64};
     match (kind, rows) {
         (Kind::F32, _) => "gemm_f32",
         (Kind::Bf16, M8) => "gemm_bf16_m8",
@@ -118,12 +161,22 @@ fn dense_kernel(kind: Kind, rows: RowsVariant) -> &'static str {
         (Kind::Bf16, M32) => "gemm_bf16_m32",
         (Kind::Bf16, M64) => "gemm_bf16_m64",
         (Kind::Bf16, M64Few) => "gemm_bf16_m64_few",
+        // Chosen for neither.
+        (Kind::Bf16, Wide8) => "gemm_bf16_m8",
+        (Kind::W4a16(ScaleType::F32), Wide8 | Wide16 | Wide32 | Wide64) => "gemm_w4a16_s32_m64",
+        (Kind::Bf16, Wide16) => "gemm_bf16_m16",
+        (Kind::Bf16, Wide32) => "gemm_bf16_wide32",
+        (Kind::Bf16, Wide64) => "gemm_bf16_wide64",
+        (Kind::W4a16(ScaleType::Bf16), Wide8) => "gemm_w4a16_wide8",
+        (Kind::W4a16(ScaleType::Bf16), Wide16) => "gemm_w4a16_wide16",
+        (Kind::W4a16(ScaleType::Bf16), Wide32) => "gemm_w4a16_wide32",
+        (Kind::W4a16(ScaleType::Bf16), Wide64) => "gemm_w4a16_wide64",
         (Kind::W4a16(ScaleType::Bf16), M8) => "gemm_w4a16_m8",
         (Kind::W4a16(ScaleType::Bf16), M8Few) => "gemm_w4a16_m8_few",
         (Kind::W4a16(ScaleType::Bf16), M16) => "gemm_w4a16_m16",
         (Kind::W4a16(ScaleType::Bf16), M16Few) => "gemm_w4a16_m16_few",
         (Kind::W4a16(ScaleType::Bf16), M32) => "gemm_w4a16_m32",
-        (Kind::W4a16(ScaleType::Bf16), M64) => "gemm_w4a16_m64",
+        (Kind::W4a16(ScaleType::Bf16), M64) => "gemm_w4a16_m32",
         (Kind::W4a16(ScaleType::Bf16), M64Few) => "gemm_w4a16_m64_few",
         (Kind::W4a16(ScaleType::F32), M8) => "gemm_w4a16_s32_m8",
         (Kind::W4a16(ScaleType::F32), M8Few) => "gemm_w4a16_s32_m8_few",
@@ -156,7 +209,8 @@ fn gate_up_kernel_of(kind: Kind) -> Option<&'static str> {
 
 /// The kernel that multiplies `rows` rows with such a weight.
 pub fn kernel(weight: &HostWeight, rows: usize) -> &'static str {
-    dense_kernel(Kind::of(&weight.data), RowsVariant::of(weight.n, rows))
+    let kind = Kind::of(&weight.data);
+    dense_kernel(kind, RowsVariant::of(kind, weight.n, rows))
 }
 
 /// The kernel that multiplies gathered rows with such an expert.
@@ -171,15 +225,22 @@ pub fn gate_up_kernel(expert: &HostWeight) -> Option<&'static str> {
 
 impl Plan {
     pub(super) fn dense(kind: Kind, format: Format, batch: usize, n: usize, k: usize, rows: usize) -> Self {
-        let rows_variant = RowsVariant::of(n, rows);
+        let rows_variant = RowsVariant::of(kind, n, rows);
         let kernel = dense_kernel(kind, rows_variant);
         let tiles = rows.div_ceil(TILE_M);
         let (plan, most) = match kind.tile_words() {
             None => (Self::of_f32(kernel, format, n, k), 1),
-            Some(words) => {
-                let variant = rows_variant.variant(kind);
-                (Self::streamed(kernel, format, [n, k, stream::k_split(k)], variant, variant.nt, words), variant.mt)
-            }
+            Some(words) => match rows_variant.tiling(kind) {
+                Tiling::Stream(variant) => {
+                    let shape = [n, k, stream::k_split(k)];
+                    (Self::streamed(kernel, format, shape, variant, variant.nt, words), variant.mt)
+                }
+                Tiling::Wide(wide) => {
+                    let (tiles, shared) = (wide.rows() / TILE_N, wide.shared_bytes(words));
+                    let plan = Self::one(kernel, format, n, k, stream::k_split(k), tiles, stream::THREADS, shared);
+                    (Self { resident: wide.blocks, ..plan }, wide.mt)
+                }
+            },
         };
         // Blocks of equal size: 65 rows are 40 and 25, not 64 and 1.
         let blocks = tiles.div_ceil(most);
@@ -195,8 +256,8 @@ impl Plan {
         let plan = match kind.tile_words() {
             None => Self::of_f32(kernel, format, n, k),
             Some(words) => {
-                let variant = RowsVariant::M8.variant(kind);
-                Self::streamed(kernel, format, [n, k, stream::k_split_grouped(k)], variant, variant.nt, words)
+                let variant = gathered(kind);
+                Self::streamed(kernel, format, [n, k, stream::k_split_grouped(n, k)], variant, variant.nt, words)
             }
         };
         let weight_bytes = experts.min(pairs) * kind.matrix_bytes(n, k);
@@ -213,8 +274,8 @@ impl Plan {
         pairs: usize,
     ) -> Option<Self> {
         let (kernel, words) = (gate_up_kernel_of(kind)?, kind.tile_words()?);
-        let variant = RowsVariant::M8.variant(kind);
-        let plan = Self::streamed(kernel, format, [n, k, stream::k_split_grouped(k)], variant, 1, words);
+        let variant = gathered(kind);
+        let plan = Self::streamed(kernel, format, [n, k, stream::k_split_grouped(n, k)], variant, 1, words);
         let weight_bytes = 2 * experts.min(pairs) * kind.matrix_bytes(n, k);
         Some(Self {
             batch: experts,
@@ -318,10 +379,14 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Self { batch, rows, n, k, k_split, tiles_per_block, rows_per_block, units, block, .. } = *self;
         let tile = tiles_per_block * TILE_N;
+        use RowsVariant::{Wide8, Wide16, Wide32, Wide64};
+        // Slices go to different warps, or each warp takes them in turn.
+        let in_turn = matches!(self.rows_variant, Wide8 | Wide16 | Wide32 | Wide64);
+        let (by, of) = if in_turn { ("in", "slices") } else { ("over", "warps") };
         write!(
             f,
-            "{} {batch} x [{n}, {k}] x {rows} rows: {}, {tile} x {rows_per_block} a block, k in {CHUNK_K}s over \
-             {k_split} warps, {units} units, blocks of {block}, {} shared, {} weight bytes",
+            "{} {batch} x [{n}, {k}] x {rows} rows: {}, {tile} x {rows_per_block} a block, k in {CHUNK_K}s {by} \
+             {k_split} {of}, {units} units, blocks of {block}, {} shared, {} weight bytes",
             self.format, self.kernel, self.shared, self.weight_bytes
         )
     }

@@ -19,6 +19,8 @@ const ROWS: [usize; 4] = [3, 11, 21, 37];
 const SHAPE: [usize; 2] = [20, 1152];
 /// More tiles than are few.
 const TALL: [usize; 2] = [4240, 128];
+/// So many that blocks share rows of x.
+const TALLER: [usize; 2] = [12_300, 128];
 
 /// What a weight is stored as.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,7 +58,7 @@ impl Case {
         let mut cases: Vec<Self> = Vec::new();
         for stored in FORMATS {
             let sample = |shape| Sample::random(stored, shape, &mut Random::new(0));
-            let shapes = [(SHAPE, sample(SHAPE)), (TALL, sample(TALL))];
+            let shapes = [(SHAPE, sample(SHAPE)), (TALL, sample(TALL)), (TALLER, sample(TALLER))];
             for (shape, sample) in &shapes {
                 for rows in ROWS {
                     let kernel = kernel(&sample.host(), rows);

@@ -421,6 +421,19 @@ pub fn dequant_pair(word: u32) -> u32 {
     one(word & 15) | one(word >> 16 & 15) << 16
 }
 
+/// See `ptx::dequant_low`: as above, a quarter of q.
+#[inline(always)]
+pub fn dequant_low(word: u32) -> u32 {
+    let one = |code: u32| ((code as f32 - 8.0) / 4.0).to_bits() >> 16;
+    one(word & 15) | one(word >> 16 & 15) << 16
+}
+
+/// See `ptx::dequant_high`: of the next nibble of each half.
+#[inline(always)]
+pub fn dequant_high(word: u32) -> u32 {
+    dequant_low(word >> 4)
+}
+
 /// See `ptx::e4m3_pair`.
 #[inline(always)]
 pub fn e4m3_pair<const HIGH: bool>(codes: u32, factor: u32) -> u32 {

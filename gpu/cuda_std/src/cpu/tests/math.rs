@@ -54,6 +54,9 @@ fn codes_become_pairs() {
         for (i, pair) in pairs.into_iter().enumerate() {
             let value = |nibble: usize| (nibble as u32 ^ code) as f32 - 8.0;
             assert_eq!((bf16_lo(pair), bf16_hi(pair)), (value(i), value(i + 4)), "{word:#x}, pair {i}");
+            let quarters = dequant_quarters(word)[i];
+            let found = (bf16_lo(quarters) * QUARTERS, bf16_hi(quarters) * QUARTERS);
+            assert_eq!(found, (value(i), value(i + 4)), "{word:#x}, quarters {i}");
         }
     }
     assert_eq!(dequant_pairs(0x8888_8888), [0; 4]);
