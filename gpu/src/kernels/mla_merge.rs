@@ -4,10 +4,11 @@
 //! out[q] = sum_p 2^(base[p, q] - B) partial[p, q] / sum_p 2^(base[p, q] - B) sum[p, q]        B = largest base
 //! ```
 //!
-//! A thread owns 4 neighbouring columns. Up to [`FEW`] parts ([`mla_merge_few`]): it loads them all at once and adds in
-//! ascending order; a block has two queries. More: a block has one query and a quarter of the columns, and its 8 groups
-//! of threads take the parts in turn, so that enough loads are under way; the first are started before the shares of
-//! the parts are known. The order follows from the number of parts: those of a group ascending, then the groups.
+//! A thread owns 4 neighbouring columns. Few parts or many queries ([`mla_merge_few`]): it adds the parts in ascending
+//! order, [`BATCH`] loads at a time and as many ahead; a block has two queries. Else a block has one query and a quarter of
+//! the columns, and its 8 groups of threads take the parts in turn, so that enough loads are under way; the first are
+//! started before the shares of the parts are known. The order follows from the kernel and the number of parts: those
+//! of a group ascending, then the groups.
 
 use cuda_std::{kernel, math, static_shared, thread, warp};
 
@@ -19,8 +20,8 @@ use crate::unroll::unroll;
 
 /// Threads a block.
 pub const THREADS: u32 = 256;
-/// Most parts of `mla_merge_few`.
-pub const FEW: usize = 8;
+/// Parts that a thread of `mla_merge_few` loads at a time.
+pub const BATCH: usize = 8;
 /// Queries of its block.
 pub const FEW_QUERIES: usize = THREADS as usize * COLUMNS / LATENT;
 /// Blocks that share a query's columns in `mla_merge`.
@@ -32,7 +33,7 @@ const COLUMNS: usize = 4;
 const GROUPS: usize = 8;
 const LANES: usize = THREADS as usize / GROUPS;
 /// Parts that a thread loads at a time.
-const AHEAD: usize = 8;
+const AHEAD: usize = 16;
 const WARPS: usize = (THREADS / warp::WARP) as usize;
 
 const _: () = assert!(MAX_PARTS <= THREADS as usize, "a thread finds the share of one part");
@@ -53,29 +54,49 @@ pub fn mla_merge_few(a: MlaMergeArgs) {
     if parts == 1 || query >= queries {
         return;
     }
-    let mut pairs = [[f32::NEG_INFINITY, 0.0]; FEW];
-    let mut values = [[0u32; COLUMNS]; FEW];
-    unroll!(p in 0 1 2 3 4 5 6 7; {
-        if p < parts {
-            let row = p * queries + query;
-            pairs[p] = a.partial_max_sum.ld8(row * 2).map(f32::from_bits);
-            values[p] = a.partial.ld16(row * LATENT + column);
+    let load = |part: usize| a.partial.ld16((part * queries + query) * LATENT + column);
+    let pair = |part: usize| a.partial_max_sum.ld8((part * queries + query) * 2).map(f32::from_bits);
+    let mut values = [[0u32; COLUMNS]; BATCH];
+    unroll!(i in 0 1 2 3 4 5 6 7; {
+        if i < parts {
+            values[i] = load(i);
         }
     });
     let mut base = f32::NEG_INFINITY;
-    unroll!(p in 0 1 2 3 4 5 6 7; {
-        base = base.max(pairs[p][0]);
-    });
+    let mut part = 0;
+    while part < parts {
+        unroll!(i in 0 1 2 3 4 5 6 7; {
+            if part + i < parts {
+                base = base.max(pair(part + i)[0]);
+            }
+        });
+        part += BATCH;
+    }
     let base = softmax_base(base);
     let mut total = 0.0;
     let mut acc = [0f32; COLUMNS];
-    unroll!(p in 0 1 2 3 4 5 6 7; {
-        let share = math::exp2(pairs[p][0] - base);
-        total = math::fma(share, pairs[p][1], total);
-        unroll!(j in 0 1 2 3; {
-            acc[j] = math::fma(share, f32::from_bits(values[p][j]), acc[j]);
+    part = 0;
+    while part < parts {
+        // The next are on their way while these are added.
+        let mut next = [[0u32; COLUMNS]; BATCH];
+        unroll!(i in 0 1 2 3 4 5 6 7; {
+            if part + BATCH + i < parts {
+                next[i] = load(part + BATCH + i);
+            }
         });
-    });
+        unroll!(i in 0 1 2 3 4 5 6 7; {
+            if part + i < parts {
+                let [base_of, sum] = pair(part + i);
+                let share = math::exp2(base_of - base);
+                total = math::fma(share, sum, total);
+                unroll!(j in 0 1 2 3; {
+                    acc[j] = math::fma(share, f32::from_bits(values[i][j]), acc[j]);
+                });
+            }
+        });
+        values = next;
+        part += BATCH;
+    }
     unroll!(j in 0 1 2 3; {
         acc[j] *= 1.0 / total;
     });
@@ -99,8 +120,10 @@ pub fn mla_merge(a: MlaMergeArgs) {
     let last = a.parts as usize - 1;
     let pair = a.partial_max_sum.ld8((t.min(last) * queries + query) * 2).map(f32::from_bits);
     let mut values = [[0u32; COLUMNS]; AHEAD];
-    unroll!(i in 0 1 2 3 4 5 6 7; {
-        values[i] = load((group + i * GROUPS).min(last));
+    unroll!(i in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; {
+        if group + i * GROUPS <= last {
+            values[i] = load(group + i * GROUPS);
+        }
     });
 
     let parts = parts_used(committed + a.rows, a.parts) as usize;
@@ -132,7 +155,7 @@ pub fn mla_merge(a: MlaMergeArgs) {
     let mut acc = [0f32; COLUMNS];
     let mut part = group;
     while part < parts {
-        unroll!(i in 0 1 2 3 4 5 6 7; {
+        unroll!(i in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; {
             if part + i * GROUPS < parts {
                 let share = shares.get(part + i * GROUPS);
                 unroll!(j in 0 1 2 3; {
@@ -142,8 +165,10 @@ pub fn mla_merge(a: MlaMergeArgs) {
         });
         part += AHEAD * GROUPS;
         if part < parts {
-            unroll!(i in 0 1 2 3 4 5 6 7; {
-                values[i] = load((part + i * GROUPS).min(parts - 1));
+            unroll!(i in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; {
+                if part + i * GROUPS < parts {
+                    values[i] = load(part + i * GROUPS);
+                }
             });
         }
     }

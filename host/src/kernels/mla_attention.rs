@@ -16,6 +16,9 @@ const CPU_BLOCKS: usize = 128;
 
 /// About what storing, loading and adding one part of one query takes on an H200.
 const PART_US: f64 = 0.0011;
+/// A thread of the merge adds all parts of its columns where there are so few of them, or so many queries.
+const FEW_PARTS: usize = 8;
+const MANY_QUERIES: usize = 512;
 /// Blocks that a launch has at most where the context is split: one for each multiprocessor of the largest GPUs.
 const MAX_PROCESSORS: usize = 192;
 /// The kernels with `wgmma`.
@@ -104,7 +107,7 @@ impl MlaBlock {
     /// About what a round takes on an H200; only the proportions count.
     fn round_us(self) -> f64 {
         match self {
-            Self::Wide64 => 1.15,
+            Self::Wide64 => 0.95,
             Self::Rows32 => 2.2,
             Self::Rows16 => 1.8,
             Self::Compact32 => 1.0,
@@ -256,7 +259,7 @@ pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Resu
         parts: plan.parts as u32,
         queries: queries as u32,
     };
-    let (merge, grid) = match plan.parts <= mla_merge::FEW {
+    let (merge, grid) = match plan.parts <= FEW_PARTS || queries >= MANY_QUERIES {
         true => (&mla_merge::MLA_MERGE_FEW, [queries.div_ceil(mla_merge::FEW_QUERIES) as u32, 1, 1]),
         false => (&mla_merge::MLA_MERGE, [queries as u32, mla_merge::QUARTERS as u32, 1]),
     };
