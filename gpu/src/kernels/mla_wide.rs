@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Four rounds of keys lie in shared memory: one for values, one for scores, two on their way. Of an f8 cache three do,
-//! and the codes of two: the warpgroup with the weights of round t widens round t + 2 behind them, while round t + 3 is
-//! on its way. Weights of even rounds take columns 0..32 of their panel, those of odd rounds the others. A thread has the whole scores of two rows and 8
+//! and the codes of two: in round t both warpgroups widen round t + 2, one behind its weights, the other while its scores
+//! are on their way, as is round t + 3. Weights of even rounds take columns 0..32 of their panel, those of odd rounds the others. A thread has the whole scores of two rows and 8
 //! keys each; a row's base is found within its warp. What the base, the sums and the parts of a context are is told
 //! there.
 
@@ -196,11 +196,11 @@ impl Source {
         cp_async_16_or_zero(to, into, self.cache, key * F8_WORDS + F8_ROTARY_WORDS + piece * PIECE, valid);
     }
 
-    /// Widens a round's codes, by the threads of a warpgroup.
+    /// Widens a round's codes, by all threads of the block.
     #[inline(always)]
     fn widen(self, round: u32) {
         let to = self.tiles.stage(round as usize % F8_STAGES);
-        widen(self.tiles.codes(round), to, KEYS, thread_index() % GROUP, GROUP);
+        widen(self.tiles.codes(round), to, KEYS, thread_index(), THREADS as usize);
     }
 }
 
@@ -285,7 +285,8 @@ fn attention<const F8: bool>(a: MlaAttentionArgs) {
     if F8 {
         cp_async_wait::<0>();
         thread::sync_threads();
-        source.widen(at.half as u32);
+        source.widen(0);
+        source.widen(1);
     } else {
         cp_async_wait::<2>();
     }
@@ -316,6 +317,9 @@ fn attention<const F8: bool>(a: MlaAttentionArgs) {
                 s = [[0.0; 4]; KEYS8];
                 wgmma::start_nt_32(&mut s, tiles.queries, tiles.stage((round as usize + 1) % stages));
                 ahead::<F8>(source, round);
+                if F8 && round + 2 < rounds {
+                    source.widen(round + 2);
+                }
                 wgmma::wait_32(&mut s);
             }
         } else {
@@ -325,8 +329,8 @@ fn attention<const F8: bool>(a: MlaAttentionArgs) {
             if F8 && round + 2 < rounds {
                 source.widen(round + 2);
             }
-            wgmma::fence_async();
         }
+        wgmma::fence_async();
         cp_async_commit();
         thread::sync_threads();
         if tiles.flags.get(at.warp) != 0 {
