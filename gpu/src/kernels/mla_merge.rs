@@ -5,10 +5,10 @@
 //! ```
 //!
 //! A thread owns 4 neighbouring columns. Few parts or many queries ([`mla_merge_few`]): it adds the parts in ascending
-//! order, [`BATCH`] loads at a time and as many ahead; a block has two queries. Else a block has one query and a quarter of
-//! the columns, and its 8 groups of threads take the parts in turn, so that enough loads are under way; the first are
-//! started before the shares of the parts are known. The order follows from the kernel and the number of parts: those
-//! of a group ascending, then the groups.
+//! order, [`BATCH`] loads at a time and as many ahead; a block has two queries. Else a block has one query and a
+//! quarter of the columns, and its 8 groups of threads take the parts in turn, so that enough loads are under way; the
+//! first are started before the shares of the parts are known. The order follows from the kernel and the number of
+//! parts: those of a group ascending, then the groups.
 
 use cuda_std::{kernel, math, static_shared, thread, warp};
 

@@ -357,8 +357,8 @@ pub fn add_values<const TILES: usize>(
     });
 }
 
-/// Widens the codes of `keys` keys to panels of latents, by `threads` threads: each lane a piece of 16, two rows and four
-/// panels a warp at a time, so that loads and stores touch all banks once.
+/// Widens the codes of `keys` keys to panels of latents, by `threads` threads: each lane a piece of 16, two rows and
+/// four panels a warp at a time, so that loads and stores touch all banks once.
 #[inline(always)]
 pub fn widen(codes: Shared<bf16>, to: Shared<bf16>, keys: usize, thread: usize, threads: usize) {
     let (warp, lane) = (thread / warp::WARP as usize, thread % warp::WARP as usize);

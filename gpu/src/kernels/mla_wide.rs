@@ -11,10 +11,10 @@
 //! ```
 //!
 //! Four rounds of keys lie in shared memory: one for values, one for scores, two on their way. Of an f8 cache three do,
-//! and the codes of two: in round t both warpgroups widen round t + 2, one behind its weights, the other while its scores
-//! are on their way, as is round t + 3. Weights of even rounds take columns 0..32 of their panel, those of odd rounds the others. A thread has the whole scores of two rows and 8
-//! keys each; a row's base is found within its warp. What the base, the sums and the parts of a context are is told
-//! there.
+//! and the codes of two: in round t both warpgroups widen round t + 2, one behind its weights, the other while its
+//! scores are on their way, as is round t + 3. Weights of even rounds take columns 0..32 of their panel, those of odd
+//! rounds the others. A thread has the whole scores of two rows and 8 keys each; a row's base is found within its warp.
+//! What the base, the sums and the parts of a context are is told there.
 
 use cuda_std::async_copy::{cp_async_16, cp_async_16_or_zero, cp_async_commit, cp_async_wait};
 use cuda_std::{Global, Shared, bf16, dynamic_shared, kernel, math, thread, warp, wgmma};
