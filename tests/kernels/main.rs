@@ -13,6 +13,7 @@ mod linear;
 mod linear_dense;
 mod linear_edges;
 mod linear_grouped;
+mod linear_tiled;
 mod mla_attention;
 mod mla_f8;
 mod moe;
@@ -37,6 +38,7 @@ fn main() -> std::process::ExitCode {
     linear_dense::cases(&mut suite);
     linear_edges::cases(&mut suite);
     linear_grouped::cases(&mut suite);
+    linear_tiled::cases(&mut suite);
     block_attention::cases(&mut suite);
     commit::cases(&mut suite);
     query::cases(&mut suite);

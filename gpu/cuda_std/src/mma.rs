@@ -28,6 +28,12 @@ pub fn mma_m16n8k16_x2(d: &mut [f32; 4], a: [[u32; 4]; 2], b: [u32; 4]) {
     arch::mma_m16n8k16_x2(d, a, b);
 }
 
+/// [`mma_m16n8k16_x2`] on zeros.
+#[inline(always)]
+pub fn product_m16n8k32(a: [[u32; 4]; 2], b: [u32; 4]) -> [f32; 4] {
+    arch::product_m16n8k32(a, b)
+}
+
 /// Four 8x8 matrices of 16-bit values. Lane `l` names, by its first element's index, row `l % 8` of matrix `l / 8`
 /// (16 bytes, 16-byte aligned); word `i` of the result is this lane's pair of matrix `i`: row `lane / 4`, columns
 /// `2 * (lane % 4)` and the next.

@@ -417,6 +417,28 @@ pub fn mma_m16n8k16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     }
 }
 
+/// The same with zeros to add to, which take no registers.
+#[inline(always)]
+fn mma_m16n8k16_from_zero(a: [u32; 4], b: [u32; 2]) -> [f32; 4] {
+    let mut d = [0.0; 4];
+    // SAFETY: registers only; all lanes take part.
+    unsafe {
+        asm!("{{ .reg .f32 z; mov.f32 z, 0f00000000; mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 \
+              {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{z, z, z, z}}; }}",
+            out(reg32) d[0], out(reg32) d[1], out(reg32) d[2], out(reg32) d[3],
+            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3], in(reg32) b[0], in(reg32) b[1],
+            options(nomem, nostack, preserves_flags));
+    }
+    d
+}
+
+#[inline(always)]
+pub fn product_m16n8k32(a: [[u32; 4]; 2], b: [u32; 4]) -> [f32; 4] {
+    let mut d = mma_m16n8k16_from_zero(a[0], [b[0], b[1]]);
+    mma_m16n8k16(&mut d, a[1], [b[2], b[3]]);
+    d
+}
+
 #[inline(always)]
 pub fn mma_m16n8k16_x2(d: &mut [f32; 4], a: [[u32; 4]; 2], b: [u32; 4]) {
     mma_m16n8k16(d, a[0], [b[0], b[1]]);

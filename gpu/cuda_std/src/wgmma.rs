@@ -18,6 +18,12 @@ use crate::ptx_wgmma as arch;
 
 use crate::Shared;
 
+/// Whether this target has the instructions; the CPU does as if.
+pub const AVAILABLE: bool = cfg!(any(not(target_arch = "nvptx64"), target_feature = "sm_90a"));
+
+/// Sums of 128 columns.
+pub type WideSums = [[f32; 4]; 16];
+
 /// Sums of 64 columns.
 pub type Sums = [[f32; 4]; 8];
 
@@ -47,4 +53,32 @@ pub fn wait_32(d: &mut [[f32; 4]; 4]) {
 #[inline(always)]
 pub fn add_nn_32(d: &mut [Sums; 4], w: Shared<bf16>, column: usize, v: Shared<bf16>) {
     arch::wgmma_nn_32(d, w.addr_of(column, PANEL - column), v.addr_of(0, 2 * PANEL));
+}
+
+/// Starts `a . b^T` over 32 columns of `b`, from `column` (0 or 32) of each of its two panels on: 128 columns of sums,
+/// their rows this warp's 16. `a` are the first operands of two [`crate::mma`] products of 16 columns, in registers.
+/// Until [`wait_registers`] neither the result nor `a` nor `b` may be touched.
+#[inline(always)]
+pub fn start_registers(a: &[[u32; 4]; 2], b: Shared<bf16>, column: usize) -> WideSums {
+    arch::wgmma_registers(a, b.addr_of(column, 2 * PANEL - column))
+}
+
+/// Waits until at most `PENDING` of the products started last are under way; `d` are the sums of those that are over,
+/// `a` their operand.
+#[inline(always)]
+pub fn wait_registers<const PENDING: u32>(d: &mut WideSums, a: &mut [[u32; 4]; 2]) {
+    arch::wgmma_wait_registers::<PENDING>(d, a);
+}
+
+/// As [`start_registers`], over all 64 columns of the panels of `b[0]`, then of `b[1]`. `a[i][j]` are the operands of
+/// the columns from `32 j` on of `b[i]`. [`wait_sums`] waits for it.
+#[inline(always)]
+pub fn start_pair(a: &[[[[u32; 4]; 2]; 2]; 2], b: [Shared<bf16>; 2]) -> WideSums {
+    arch::wgmma_registers_pair(a, b.map(|b| b.addr_of(0, 2 * PANEL)))
+}
+
+/// Waits for all that were started; `d` are their sums, `a` their operands.
+#[inline(always)]
+pub fn wait_sums(d: &mut WideSums, a: &mut [[[[u32; 4]; 2]; 2]; 2]) {
+    arch::wgmma_wait_sums(d, a);
 }

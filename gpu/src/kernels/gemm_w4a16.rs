@@ -93,6 +93,14 @@ pub struct Chunk {
     scales: [f32; LANE_SCALES],
 }
 
+impl<S> W4a16<S> {
+    /// The codes of a step.
+    #[inline(always)]
+    pub fn codes(chunk: &Chunk, step: usize) -> [u32; 2] {
+        [chunk.codes[step * 2], chunk.codes[step * 2 + 1]]
+    }
+}
+
 impl<S: Scale> Format for W4a16<S> {
     const TILE_WORDS: usize = S::TILE_WORDS;
     const UNIT: f32 = math::QUARTERS;

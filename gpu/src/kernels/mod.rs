@@ -35,6 +35,8 @@ pub mod stream;
 mod stream_rows;
 mod stream_work;
 pub mod swiglu;
+pub mod tiled;
+pub mod tiled_wgmma;
 pub mod top_k;
 pub mod tree_build;
 pub mod tree_build_small;

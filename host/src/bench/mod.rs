@@ -207,7 +207,11 @@ mod tests {
         rows: &'static [usize],
     }
 
-    const DENSE: Asked = Asked { family: "", shapes: &["48x64", "4240x64", "12288x64"], rows: &[1, 9, 17, 33] };
+    const DENSE: Asked = Asked {
+        family: "",
+        shapes: &["48x64", "4240x64", "12288x64", "48x64:warps", "48x64:warpgroups"],
+        rows: &[1, 9, 17, 33],
+    };
     const ASKED: &[Asked] = &[
         Asked { family: "w4a16", ..DENSE },
         Asked { family: "w4a16-f32", ..DENSE },

@@ -9,8 +9,8 @@ use super::stored::{Numbers, Stored};
 use super::{Case, Cases, Options, Run, farthest, refused, sets};
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{ExpertWeights, GateUp, Grouped, Product, Upload, Weight};
-use crate::linear::{gate_up, grouped_linear, linear};
+use crate::linear::{ExpertWeights, GateUp, Grouped, Product, Tiles, Upload, Weight};
+use crate::linear::{gate_up, grouped_linear, linear, linear_tiled};
 use crate::selfcheck::Random;
 
 /// Dense shapes of K2.6, rows x columns of the weight: o_proj, q_b_proj, q_a_proj, kv_a_proj_with_mqa, gate and up of
@@ -95,13 +95,28 @@ pub fn f32<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
     dense(device, options, "f32", Numbers::F32)
 }
 
+/// A dense product's shape, `NxK`, and the tiles that it asks for: `NxK:warps`.
+fn tiles_of(device: &Device, text: &str) -> Result<(String, Option<Tiles>)> {
+    let Some((shape, name)) = text.split_once(':') else { return Ok((text.to_string(), None)) };
+    let tiles = Tiles::ALL.into_iter().find(|tiles| tiles.to_string() == name && tiles.runs_on(device));
+    let expected = || Tiles::ALL.map(|tiles| tiles.to_string()).join(" or ");
+    match tiles {
+        Some(tiles) => Ok((shape.to_string(), Some(tiles))),
+        None => Err(refused(format!("shape `{text}`: expected {} that this device has, found `{name}`", expected()))),
+    }
+}
+
 fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, numbers: Numbers) -> Result<Cases<'a>> {
     let usual = if numbers == Numbers::F32 { &K26_F32[..] } else { &K26 };
-    let shapes = shapes(device, &options.shapes, usual, &TINY)?;
+    let (texts, tiles): (Vec<_>, Vec<_>) =
+        options.shapes.iter().map(|text| tiles_of(device, text)).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let shapes = shapes(device, &texts, usual, &TINY)?;
     let rows = rows(device, &options.rows, &ROWS);
     let mut weights: Option<Sets> = None;
-    let cases = shapes.into_iter().flat_map(move |shape| rows.clone().into_iter().map(move |m| (shape, m)));
-    Ok(Box::new(cases.map(move |([n, k], m)| {
+    let tiles = tiles.into_iter().chain(std::iter::repeat(None));
+    let cases = shapes.into_iter().zip(tiles);
+    let cases = cases.flat_map(move |(shape, tiles)| rows.clone().into_iter().map(move |m| (shape, tiles, m)));
+    Ok(Box::new(cases.map(move |([n, k], tiles, m)| {
         let mut random = Random::new(SEED);
         if weights.as_ref().is_none_or(|(of, ..)| *of != [n, k]) {
             weights = None;
@@ -116,7 +131,10 @@ fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, n
         let y = Rc::new(device.alloc::<f32>(m * n)?);
         let run_of = |i: usize| -> Run {
             let (weights, x, y) = (on_device.clone(), x.clone(), y.clone());
-            Box::new(move |device| linear(device, &Product::plain(&weights[i], x.acts(), m, y.view_mut())))
+            Box::new(move |device| {
+                let product = Product::plain(&weights[i], x.acts(), m, y.view_mut());
+                tiles.map_or_else(|| linear(device, &product), |tiles| linear_tiled(device, &product, tiles))
+            })
         };
         run_of(0)(device)?;
         let found = y.read()?;
@@ -127,7 +145,7 @@ fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, n
         }));
         Ok(Case {
             operator,
-            shape: format!("{n} x {k}"),
+            shape: format!("{n} x {k}{}", tiles.map_or(String::new(), |tiles| format!(", {tiles}"))),
             rows: m,
             bytes: stored.bytes() + m * (2 * k + 4 * n),
             flops: 2 * m * n * k,

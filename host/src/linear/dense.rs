@@ -8,6 +8,7 @@ use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
 use super::plan::{Plan, RowsVariant, explain};
 use super::pool::Kind;
+use super::tiled::{self, Tiles};
 use super::{Format, ScaleType, Weight};
 use crate::device::{Device, Result};
 use crate::kernels::{Acts, contract};
@@ -111,6 +112,7 @@ impl Product<'_> {
             RowsVariant::Wide16 => entries.wide[1],
             RowsVariant::Wide32 => entries.wide[2],
             RowsVariant::Wide64 => entries.wide[3],
+            RowsVariant::Tiled(tiles) => tiles.entry(self.weight.pool().kind).unwrap_or(entries.m64),
         };
         let x = self.x.bf16;
         self.check(entry.name(), &plan, x.len())?;
@@ -133,16 +135,29 @@ impl Product<'_> {
             batch: plan.batch as u32,
             row_blocks: plan.row_blocks() as u32,
         };
-        device.launch_overlapping(entry, plan.dims(device), args)
+        let dims =
+            if matches!(plan.rows_variant, RowsVariant::Tiled(_)) { tiled::dims(&plan) } else { plan.dims(device) };
+        device.launch_overlapping(entry, dims, args)
     }
 }
 
 /// Queues a product.
 pub fn linear(device: &Device, p: &Product) -> Result<()> {
+    launch(device, p, explain(p.weight, p.rows))
+}
+
+/// As [`linear`], however few the rows, by the kernels of many: those of `tiles`.
+pub fn linear_tiled(device: &Device, p: &Product, tiles: Tiles) -> Result<()> {
+    match Plan::tiled(p.weight, p.rows, tiles) {
+        Some(plan) => launch(device, p, plan),
+        None => linear(device, p),
+    }
+}
+
+fn launch(device: &Device, p: &Product, plan: Plan) -> Result<()> {
     if p.rows == 0 {
         return Ok(());
     }
-    let plan = explain(p.weight, p.rows);
     match p.weight.pool().kind {
         Kind::F32 => p.launch_f32(device, plan),
         Kind::Bf16 => p.launch_streamed(device, plan, &BF16),

@@ -10,13 +10,15 @@ mod gate_up;
 mod grouped;
 mod plan;
 mod pool;
+mod tiled;
 mod upload;
 mod weight;
 
-pub use dense::{Product, linear};
+pub use dense::{Product, linear, linear_tiled};
 pub use format::{Format, GROUPS, HostData, HostWeight, ScaleType};
 pub use gate_up::{GateUp, explain_gate_up, gate_up};
 pub use grouped::{ExpertWeights, Grouped, grouped_linear};
 pub use plan::{Plan, explain, explain_grouped, gate_up_kernel, grouped_kernel, kernel};
+pub use tiled::Tiles;
 pub use upload::Upload;
 pub use weight::Weight;

@@ -5,12 +5,14 @@
 
 use std::fmt;
 
+use cuda_std::Kernel;
 use gpu::kernels::gemm_f32::{MAX_WARPS, shared_bytes};
 use gpu::kernels::stream::{self, CHUNK_K, TILE_M, TILE_N, Variant, WARPS};
 use gpu::kernels::wide::Wide;
 use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
 use super::pool::Kind;
+use super::tiled::{self, Tiles};
 use super::{ExpertWeights, Format, HostWeight, ScaleType, Weight};
 use crate::device::{Device, Dims};
 
@@ -69,6 +71,8 @@ pub(super) enum RowsVariant {
     Wide16,
     Wide32,
     Wide64,
+    /// More rows than are streamed.
+    Tiled(Tiles),
 }
 
 /// How a block of a dense kernel divides its work.
@@ -85,10 +89,18 @@ const TALL_TILES: usize = 768;
 const FEW_TILES: usize = 264;
 const FEW_TILES_MANY_ROWS: usize = 132;
 
+/// Rows up to which weights are streamed, 64 rows at a time. With few tiles a block's share of a tiled product is long,
+/// and most multiprocessors have none.
+const STREAMED_ROWS: usize = 96;
+const STREAMED_ROWS_FEW_TILES: usize = 256;
+
 impl RowsVariant {
-    fn of(kind: Kind, n: usize, rows: usize) -> Self {
+    fn of(kind: Kind, n: usize, rows: usize, many: Tiles) -> Self {
         let tiles = n.div_ceil(TILE_N);
         let few = tiles <= FEW_TILES;
+        if kind != Kind::F32 && rows > if few { STREAMED_ROWS_FEW_TILES } else { STREAMED_ROWS } {
+            return Self::Tiled(many);
+        }
         // Beside weights of 16 bits, up to 16 rows of x weigh little. f32 scales have no such kernels.
         let wide = match kind {
             Kind::W4a16(ScaleType::Bf16) => tiles >= TALL_TILES && rows > 1,
@@ -134,8 +146,8 @@ impl RowsVariant {
             (_, Self::M16) => gemm_w4a16::M16,
             (_, Self::M16Few) => gemm_w4a16::M16_FEW,
             (_, Self::M32) => gemm_w4a16::M32,
-            // Chosen for neither.
-            (_, Self::M64) => gemm_w4a16::M32,
+            // Chosen for neither, and not streamed: see `tiled`.
+            (_, Self::M64 | Self::Tiled(_)) => gemm_w4a16::M32,
             (_, Self::M64Few) => gemm_w4a16::M64_FEW,
         })
     }
@@ -151,8 +163,9 @@ fn gathered(kind: Kind) -> Variant {
 }
 
 fn dense_kernel(kind: Kind, rows: RowsVariant) -> &'static str {
-    use RowsVariant::{M8, M8Few, M16, M16Few, M32, M64, M64Few, Wide8, Wide16, Wide32, Wide64};
+    use RowsVariant::{M8, M8Few, M16, M16Few, M32, M64, M64Few, Tiled, Wide8, Wide16, Wide32, Wide64};
     match (kind, rows) {
+        (_, Tiled(tiles)) => tiles.entry(kind).map_or("gemm_f32", Kernel::name),
         (Kind::F32, _) => "gemm_f32",
         (Kind::Bf16, M8) => "gemm_bf16_m8",
         (Kind::Bf16, M8Few) => "gemm_bf16_m8_few",
@@ -210,7 +223,7 @@ fn gate_up_kernel_of(kind: Kind) -> Option<&'static str> {
 /// The kernel that multiplies `rows` rows with such a weight.
 pub fn kernel(weight: &HostWeight, rows: usize) -> &'static str {
     let kind = Kind::of(&weight.data);
-    dense_kernel(kind, RowsVariant::of(kind, weight.n, rows))
+    dense_kernel(kind, RowsVariant::of(kind, weight.n, rows, Tiles::Warps))
 }
 
 /// The kernel that multiplies gathered rows with such an expert.
@@ -224,8 +237,15 @@ pub fn gate_up_kernel(expert: &HostWeight) -> Option<&'static str> {
 }
 
 impl Plan {
-    pub(super) fn dense(kind: Kind, format: Format, batch: usize, n: usize, k: usize, rows: usize) -> Self {
-        let rows_variant = RowsVariant::of(kind, n, rows);
+    fn dense(weight: &Weight, rows: usize) -> Self {
+        let (kind, format, batch) = (weight.pool().kind, weight.format(), weight.batch());
+        let (n, k) = (weight.n(), weight.k());
+        let rows_variant = RowsVariant::of(kind, n, rows, weight.pool().tiles);
+        if let RowsVariant::Tiled(tiles) = rows_variant
+            && let Some(plan) = Self::tiled(weight, rows, tiles)
+        {
+            return plan;
+        }
         let kernel = dense_kernel(kind, rows_variant);
         let tiles = rows.div_ceil(TILE_M);
         let (plan, most) = match kind.tile_words() {
@@ -248,6 +268,18 @@ impl Plan {
         let weight_bytes = batch * kind.matrix_bytes(n, k);
         let units = batch * blocks * plan.units;
         Self { batch, rows, rows_per_block, weight_bytes, rows_variant, units, matrices_of_row: batch, ..plan }
+    }
+
+    /// Both operands in tiles; f32 weights have no such kernel.
+    pub(super) fn tiled(weight: &Weight, rows: usize, tiles: Tiles) -> Option<Self> {
+        let (kind, batch, n, k) = (weight.pool().kind, weight.batch(), weight.n(), weight.k());
+        let (kernel, words) = (tiles.entry(kind)?.name(), kind.tile_words()?);
+        let (own, rows_per_block, shared) = tiles.block(kind, words);
+        let plan = Self::one(kernel, weight.format(), n, k, tiles.slices(k), own, tiled::THREADS, shared);
+        let weight_bytes = batch * kind.matrix_bytes(n, k);
+        let units = batch * rows.div_ceil(rows_per_block) * plan.units;
+        let rows_variant = RowsVariant::Tiled(tiles);
+        Some(Self { batch, rows, rows_per_block, weight_bytes, rows_variant, units, matrices_of_row: batch, ..plan })
     }
 
     /// `experts`: how many have this kind. At least one tile for each expert in use, at most as many as pairs.
@@ -379,9 +411,9 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Self { batch, rows, n, k, k_split, tiles_per_block, rows_per_block, units, block, .. } = *self;
         let tile = tiles_per_block * TILE_N;
-        use RowsVariant::{Wide8, Wide16, Wide32, Wide64};
+        use RowsVariant::{Tiled, Wide8, Wide16, Wide32, Wide64};
         // Slices go to different warps, or each warp takes them in turn.
-        let in_turn = matches!(self.rows_variant, Wide8 | Wide16 | Wide32 | Wide64);
+        let in_turn = matches!(self.rows_variant, Tiled(_) | Wide8 | Wide16 | Wide32 | Wide64);
         let (by, of) = if in_turn { ("in", "slices") } else { ("over", "warps") };
         write!(
             f,
@@ -394,7 +426,7 @@ impl fmt::Display for Plan {
 
 /// How `linear` would run a product of `weight` with `rows` rows.
 pub fn explain(weight: &Weight, rows: usize) -> Plan {
-    Plan::dense(weight.pool().kind, weight.format(), weight.batch(), weight.n(), weight.k(), rows)
+    Plan::dense(weight, rows)
 }
 
 /// How `grouped_linear` would run a product with `pairs` pairs: one launch for each format present.

@@ -89,7 +89,7 @@ pub fn run(device: &Device) -> Vec<Report> {
     for &(kernels, check) in CHECKS.iter().filter(|(kernels, _)| kernels.iter().all(|k| attention::fits(device, k))) {
         reports.extend(reports_of(device, kernels, check));
     }
-    for case in products::Case::all() {
+    for case in products::Case::all().into_iter().filter(|case| case.fits(device)) {
         reports.extend(reports_of(device, &[case.kernel], |probe| case.run(probe)));
     }
     reports

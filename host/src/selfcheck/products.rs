@@ -10,11 +10,13 @@ use super::compare::{Found, Probe, equal, near};
 use crate::device::{self, Buffer, Device};
 use crate::kernels::Acts;
 use crate::linear::{ExpertWeights, GateUp, Grouped, HostData, HostWeight, Product, ScaleType, Weight};
-use crate::linear::{gate_up, gate_up_kernel, grouped_kernel, grouped_linear, kernel, linear};
+use crate::linear::{Tiles, gate_up, gate_up_kernel, grouped_kernel, grouped_linear, kernel, linear, linear_tiled};
 use crate::reference::{self, bounds, linear as twin};
 
 /// Rows for the kernels of up to 8, 16, 32 and 64 rows.
 const ROWS: [usize; 4] = [3, 11, 21, 37];
+/// Rows for the kernels of more: two blocks.
+const MANY: usize = 130;
 /// Weight rows that fill no tile, k that two warps share.
 const SHAPE: [usize; 2] = [20, 1152];
 /// More tiles than are few.
@@ -48,6 +50,7 @@ pub struct Case {
 #[derive(Clone, Copy)]
 enum Rows {
     Dense([usize; 2], usize),
+    Tiled(Tiles),
     Grouped,
     GateUp,
 }
@@ -69,6 +72,10 @@ impl Case {
                 }
             }
             let sample = &shapes[0].1;
+            for tiles in Tiles::ALL {
+                let kernel = tiles.kernel(&sample.host());
+                cases.extend(kernel.map(|kernel| Self { kernel, stored, rows: Rows::Tiled(tiles) }));
+            }
             cases.push(Self { kernel: grouped_kernel(&sample.host()), stored, rows: Rows::Grouped });
             let both = gate_up_kernel(&sample.host());
             cases.extend(both.map(|kernel| Self { kernel, stored, rows: Rows::GateUp }));
@@ -76,9 +83,15 @@ impl Case {
         cases
     }
 
+    /// Whether a device has what the kernel needs.
+    pub fn fits(&self, device: &Device) -> bool {
+        !matches!(self.rows, Rows::Tiled(tiles) if !tiles.runs_on(device))
+    }
+
     pub fn run(&self, p: &Probe) -> Found {
         match self.rows {
-            Rows::Dense(shape, rows) => dense(p, self.stored, shape, rows),
+            Rows::Dense(shape, rows) => dense(p, self.stored, shape, rows, linear),
+            Rows::Tiled(tiles) => dense(p, self.stored, SHAPE, MANY, |d, product| linear_tiled(d, product, tiles)),
             Rows::Grouped => grouped(p, self.stored),
             Rows::GateUp => both(p, self.stored),
         }
@@ -166,12 +179,18 @@ fn magnitudes<T: Copy>(values: &[T], abs: fn(T) -> T) -> Vec<T> {
     values.iter().map(|&v| abs(v)).collect()
 }
 
-fn dense(p: &Probe, stored: Stored, [n, k]: [usize; 2], rows: usize) -> Found {
+fn dense(
+    p: &Probe,
+    stored: Stored,
+    [n, k]: [usize; 2],
+    rows: usize,
+    multiply: impl Fn(&Device, &Product) -> device::Result<()>,
+) -> Found {
     let mut random = Random::new(31);
     let sample = Sample::random(stored, [n, k], &mut random);
     let weight = Weight::new(p.device, &sample.host())?;
     let (x, y) = (X::upload(p.device, &random.floats(rows * k), stored)?, p.device.alloc(rows * n)?);
-    p.launch(|| linear(p.device, &Product::plain(&weight, x.acts(), rows, y.view_mut())))?;
+    p.launch(|| multiply(p.device, &Product::plain(&weight, x.acts(), rows, y.view_mut())))?;
     let product = |x: &[f32], w: &[f64]| twin::linear(x, [k, 0], w, [1, n, k], rows);
     let want = product(&x.seen, &sample.values);
     let size = product(&magnitudes(&x.seen, f32::abs), &magnitudes(&sample.values, f64::abs));

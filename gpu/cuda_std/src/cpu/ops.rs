@@ -319,6 +319,12 @@ pub fn mma_m16n8k16_x2(d: &mut [f32; 4], a: [[u32; 4]; 2], b: [u32; 4]) {
     mma(d, a, [[b[0], b[1]], [b[2], b[3]]]);
 }
 
+pub fn product_m16n8k32(a: [[u32; 4]; 2], b: [u32; 4]) -> [f32; 4] {
+    let mut d = [0.0; 4];
+    mma_m16n8k16_x2(&mut d, a, b);
+    d
+}
+
 /// A lane leaves `d`, then each step's `a` and `b`.
 fn mma<const STEPS: usize>(d: &mut [f32; 4], a: [[u32; 4]; STEPS], b: [[u32; 2]; STEPS]) {
     let me = current();
@@ -473,6 +479,41 @@ pub fn wgmma_nt_32(d: &mut [[f32; 4]; 4], a: u32, b: u32) {
                 }
             }
         }
+    }
+}
+
+pub fn wgmma_wait_registers<const PENDING: u32>(_d: &mut [[f32; 4]; 16], _a: &mut [[u32; 4]; 2]) {}
+
+pub fn wgmma_wait_sums(_d: &mut [[f32; 4]; 16], _a: &mut [[[[u32; 4]; 2]; 2]; 2]) {}
+
+pub fn wgmma_registers(a: &[[u32; 4]; 2], b: u32) -> [[f32; 4]; 16] {
+    let mut d = [[0.0; 4]; 16];
+    wgmma_add_registers(&mut d, a, b);
+    d
+}
+
+pub fn wgmma_registers_pair(a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) -> [[f32; 4]; 16] {
+    let mut d = [[0.0; 4]; 16];
+    for (a, b) in a.iter().zip(b) {
+        wgmma_add_registers(&mut d, &a[0], b);
+        wgmma_add_registers(&mut d, &a[1], b + 64);
+    }
+    d
+}
+
+/// The two steps' second operands lie in four pieces of a row.
+fn wgmma_add_registers(d: &mut [[f32; 4]; 16], a: &[[u32; 4]; 2], b: u32) {
+    let lane = current().linear as usize % 32;
+    let first = (b / 16 % 8) as usize;
+    let b = b & !127;
+    for (n, d) in d.iter_mut().enumerate() {
+        let row = 8 * n + lane / 4;
+        let word = |piece: usize| {
+            let at = b + (row * 128 + ((first + piece) ^ (row % 8)) * 16 + lane % 4 * 4) as u32;
+            // SAFETY: inside a view: checked by the caller of the operation.
+            unsafe { load_shared::<u32>(at) }
+        };
+        mma_m16n8k16_x2(d, *a, [word(0), word(1), word(2), word(3)]);
     }
 }
 
