@@ -95,11 +95,11 @@ const STREAMED_ROWS: usize = 96;
 const STREAMED_ROWS_FEW_TILES: usize = 256;
 
 impl RowsVariant {
-    fn of(kind: Kind, n: usize, rows: usize, many: Tiles) -> Self {
+    fn of(kind: Kind, n: usize, rows: usize) -> Self {
         let tiles = n.div_ceil(TILE_N);
         let few = tiles <= FEW_TILES;
         if kind != Kind::F32 && rows > if few { STREAMED_ROWS_FEW_TILES } else { STREAMED_ROWS } {
-            return Self::Tiled(many);
+            return Self::Tiled(Tiles::Warps);
         }
         // Beside weights of 16 bits, up to 16 rows of x weigh little. f32 scales have no such kernels.
         let wide = match kind {
@@ -223,7 +223,7 @@ fn gate_up_kernel_of(kind: Kind) -> Option<&'static str> {
 /// The kernel that multiplies `rows` rows with such a weight.
 pub fn kernel(weight: &HostWeight, rows: usize) -> &'static str {
     let kind = Kind::of(&weight.data);
-    dense_kernel(kind, RowsVariant::of(kind, weight.n, rows, Tiles::Warps))
+    dense_kernel(kind, RowsVariant::of(kind, weight.n, rows))
 }
 
 /// The kernel that multiplies gathered rows with such an expert.
@@ -240,7 +240,7 @@ impl Plan {
     fn dense(weight: &Weight, rows: usize) -> Self {
         let (kind, format, batch) = (weight.pool().kind, weight.format(), weight.batch());
         let (n, k) = (weight.n(), weight.k());
-        let rows_variant = RowsVariant::of(kind, n, rows, weight.pool().tiles);
+        let rows_variant = RowsVariant::of(kind, n, rows);
         if let RowsVariant::Tiled(tiles) = rows_variant
             && let Some(plan) = Self::tiled(weight, rows, tiles)
         {

@@ -9,7 +9,7 @@ use gpu::kernels::stream::{CHUNK_K, TILE_N};
 use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
 use super::upload::Stored;
-use super::{HostData, HostWeight, ScaleType, Tiles, Upload};
+use super::{HostData, HostWeight, ScaleType, Upload};
 use crate::device::{Buffer, Device, Dims, Result};
 use crate::kernels::contract;
 
@@ -76,8 +76,6 @@ fn elements<T: Element>(bytes: Global<u8>) -> Global<T> {
 /// `count` matrices `[n, k]` of one kind.
 pub(super) struct Pool {
     pub kind: Kind,
-    /// What multiplies many rows on this device.
-    pub tiles: Tiles,
     pub count: usize,
     n: usize,
     k: usize,
@@ -91,8 +89,7 @@ impl Pool {
         contract("weight", kind == Kind::F32 || chunks <= u128::from(u32::MAX), || {
             format!("{count} matrices of {n} x {k}: {chunks} chunks, at most {} are possible", u32::MAX)
         })?;
-        let tiles = Tiles::of(device, kind);
-        Ok(Self { kind, tiles, count, n, k, values: Bytes::alloc(device, count * kind.matrix_bytes(n, k))? })
+        Ok(Self { kind, count, n, k, values: Bytes::alloc(device, count * kind.matrix_bytes(n, k))? })
     }
 
     pub fn bytes(&self) -> usize {

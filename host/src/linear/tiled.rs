@@ -15,7 +15,8 @@ use crate::device::{Device, Dims};
 /// The kernels with `wgmma`.
 const WARPGROUP_PTX: &str = "sm_90";
 
-/// Whose tensor-core products multiply many rows.
+/// Whose tensor-core products multiply many rows. `linear` takes [`Self::Warps`]: a row's bits then do not depend on how
+/// many there are, so a large tree keeps the tokens of plain decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tiles {
     /// Those of warps, which every GPU has; the bits are those of few rows.
@@ -45,12 +46,6 @@ impl Tiles {
                 !device.is_cuda() || info.ptx.as_deref() == Some(WARPGROUP_PTX) && info.max_shared >= SHARED_LIMIT_LARGE
             }
         }
-    }
-
-    /// Those that `linear` takes. f32 scales were not measured with warpgroups.
-    pub(super) fn of(device: &Device, kind: Kind) -> Self {
-        let wide = device.is_cuda() && Self::Warpgroups.runs_on(device) && kind != Kind::W4a16(ScaleType::F32);
-        if wide { Self::Warpgroups } else { Self::Warps }
     }
 
     /// The kernel for such a weight; f32 has none.
