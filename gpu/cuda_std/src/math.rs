@@ -125,8 +125,8 @@ pub fn e4m3_factor(scale: f32) -> u32 {
     pack_bf16(factor, factor)
 }
 
-/// Four e4m3 codes, in the order of their bytes, times a scale: bf16 pairs, exact. See [`e4m3_factor`]. There is no code
-/// for NaN: 0x7F is 480.
+/// Four e4m3 codes, in the order of their bytes, times a scale: bf16 pairs, exact. See [`e4m3_factor`]. There is no
+/// code for NaN: 0x7F is 480.
 #[inline(always)]
 pub fn e4m3_pairs(codes: u32, factor: u32) -> [u32; 2] {
     [arch::e4m3_pair::<false>(codes, factor), arch::e4m3_pair::<true>(codes, factor)]

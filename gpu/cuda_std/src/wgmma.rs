@@ -3,8 +3,8 @@
 //! A warpgroup is four neighbouring warps, the first a multiple of four; all its lanes call together. The 64 rows of
 //! sums are the warps' in order, 16 each; a lane's words are those of [`crate::mma`]'s fragments D, 8 columns each.
 //!
-//! An operand is made of panels of 64 (or 32) rows with 64 values each, 128 bytes a row: the 16-byte piece p of row r lies at
-//! p xor r mod 8. Panels follow each other, the first on a multiple of 1024 bytes.
+//! An operand is made of panels of 64 (or 32) rows with 64 values each, 128 bytes a row: the 16-byte piece p of row r
+//! lies at p xor r mod 8. Panels follow each other, the first on a multiple of 1024 bytes.
 //!
 //! What threads have stored, and what `cp.async` has brought, is seen only behind [`fence_async`] by the thread that
 //! did it, and a barrier.

@@ -9,8 +9,8 @@ pub const ROPE: usize = 64;
 /// Values of a cache row: latent, then rotated key.
 pub const KEY: usize = LATENT + ROPE;
 
-/// A row of the f8 cache, in bytes: e4m3 codes of the latent, an f32 scale for each [`F8_GROUP`] of them, the rotated key
-/// in bf16. Its pieces of 16 bytes are aligned.
+/// A row of the f8 cache, in bytes: e4m3 codes of the latent, an f32 scale for each [`F8_GROUP`] of them, the rotated
+/// key in bf16. Its pieces of 16 bytes are aligned.
 pub const F8_ROW: usize = F8_ROTARY + 2 * ROPE;
 /// Latent values that share a scale.
 pub const F8_GROUP: usize = 128;

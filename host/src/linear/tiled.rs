@@ -15,8 +15,8 @@ use crate::device::{Device, Dims};
 /// The kernels with `wgmma`.
 const WARPGROUP_PTX: &str = "sm_90";
 
-/// Whose tensor-core products multiply many rows. `linear` takes [`Self::Warps`]: a row's bits then do not depend on how
-/// many there are, so a large tree keeps the tokens of plain decoding.
+/// Whose tensor-core products multiply many rows. `linear` takes [`Self::Warps`]: a row's bits then do not depend on
+/// how many there are, so a large tree keeps the tokens of plain decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tiles {
     /// Those of warps, which every GPU has; the bits are those of few rows.
