@@ -1,7 +1,8 @@
 //! `wgmma`: products of four warps whose operands lie in shared memory (sm_90a). Elsewhere a call traps.
 //!
 //! While a product is under way its sums must not be touched. `wgmma_nn_32` is one assembly block from fence to wait,
-//! so nothing can; between `wgmma_nt_32` and `wgmma_wait_32` the compiler has no reason to, and ptxas says so if it does.
+//! so nothing can; between `wgmma_nt_32` and `wgmma_wait_32` the compiler has no reason to, and ptxas says so if it
+//! does.
 
 #[cfg(target_feature = "sm_90a")]
 use core::arch::asm;
