@@ -210,7 +210,7 @@ mod tests {
     const DENSE: Asked = Asked {
         family: "",
         shapes: &["48x64", "4240x64", "12288x64", "48x64:warps", "48x64:warpgroups"],
-        rows: &[1, 9, 17, 33],
+        rows: &[1, 2, 9, 17, 33],
     };
     const ASKED: &[Asked] = &[
         Asked { family: "w4a16", ..DENSE },
