@@ -30,10 +30,8 @@ pub const MAX_ROWS: usize = {
     if tree < attention { tree } else { attention }
 };
 
-/// Rows of a prefill chunk: enough that K2.6's 384 experts have about ten rows each, whose weights are then read once
-/// or twice for all of them; more would cost scratch memory, a megabyte a row, and the wait of who interrupts.
-pub const CHUNK: usize = 512;
-const _: () = assert!(CHUNK <= MAX_ROWS);
+/// Rows of a prefill chunk.
+pub const CHUNK: usize = 64;
 
 /// Rows that the buffers of a pass are made for, where a tree has up to `tree` rows.
 pub const fn pass_rows(tree: usize) -> usize {
