@@ -26,6 +26,7 @@ use cuda_std::{Global, Shared, bf16, dynamic_shared, math, mma, thread, warp};
 
 use super::ring::{Ring, Sources, Stage, ring_bytes};
 use super::stream_rows::Rows;
+use super::stream_work::leave;
 use crate::args::linear::StreamShape;
 use crate::unroll::unroll;
 
@@ -509,19 +510,18 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
     };
     let slice = Slice::this(shape);
     let lane = Lane::this();
-
     let settled = work.settled();
     if !settled {
         thread::wait_for_previous();
         thread::start_next();
     }
     if work.rows() == 0 {
-        return;
+        return leave(settled);
     }
     let pace = Pace::of(&work);
     let mut turn = Turn::first(&work, pace);
     if turn.index >= pace.units {
-        return;
+        return leave(settled);
     }
     let mut ahead = Ahead::of::<F, W>(turn, &work, shape, slice);
     unroll!(stage in 0 1 2 3 4 5 6 7 below DEPTH - 1; {
@@ -562,7 +562,6 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
             free = stage.index;
             stage = stage.next::<DEPTH>();
         }
-
         if MT <= EARLY {
             let exchange = Sums::<NT, MT> { partial: partial(buffer), split: shape.k_split };
             unroll!(t in 0 1 2 3 below NT; {

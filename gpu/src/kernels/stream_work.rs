@@ -1,7 +1,7 @@
 //! What the launches of [`super::stream`] multiply: dense rows, rows gathered by expert, and gate and up of experts
 //! with SwiGLU between them and memory.
 
-use cuda_std::{Global, math};
+use cuda_std::{Global, math, thread};
 
 use super::stream::{SKIP, Sums, TILE_N, Unit, WARPS, Work};
 use super::stream_rows::{Gathered, Rows as _, Strided, each, store};
@@ -35,6 +35,14 @@ macro_rules! wide {
     };
 }
 pub(crate) use wide;
+
+/// A block that has nothing to do waits too: the next launch takes the end of this one for the end of the one before.
+#[inline(always)]
+pub fn leave(settled: bool) {
+    if settled {
+        thread::wait_for_previous();
+    }
+}
 
 /// Runs of tiles of a matrix, each a block's.
 #[inline(always)]

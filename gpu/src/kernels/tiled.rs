@@ -1,4 +1,4 @@
-//! Products for more than 64 rows at the speed of the tensor cores: `y[m, n] = sum_k x[m, k] W[n, k]`.
+//! Products for many rows at the speed of the tensor cores: `y[m, n] = sum_k x[m, k] W[n, k]`.
 //!
 //! ```text
 //!               m: rows of x                 a block owns WN x NT tiles of 16 weight rows and WM x MT tiles of 8 rows

@@ -96,8 +96,11 @@ pub fn f32<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
 }
 
 /// A dense product's shape, `NxK`, and the tiles that it asks for: `NxK:warps`.
-fn tiles_of(device: &Device, text: &str) -> Result<(String, Option<Tiles>)> {
+fn tiles_of(device: &Device, numbers: Numbers, text: &str) -> Result<(String, Option<Tiles>)> {
     let Some((shape, name)) = text.split_once(':') else { return Ok((text.to_string(), None)) };
+    if numbers == Numbers::F32 {
+        return Err(refused(format!("shape `{text}`: expected NxK, f32 weights have no tiles")));
+    }
     let tiles = Tiles::ALL.into_iter().find(|tiles| tiles.to_string() == name && tiles.runs_on(device));
     let expected = || Tiles::ALL.map(|tiles| tiles.to_string()).join(" or ");
     match tiles {
@@ -108,8 +111,13 @@ fn tiles_of(device: &Device, text: &str) -> Result<(String, Option<Tiles>)> {
 
 fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, numbers: Numbers) -> Result<Cases<'a>> {
     let usual = if numbers == Numbers::F32 { &K26_F32[..] } else { &K26 };
-    let (texts, tiles): (Vec<_>, Vec<_>) =
-        options.shapes.iter().map(|text| tiles_of(device, text)).collect::<Result<Vec<_>>>()?.into_iter().unzip();
+    let (texts, tiles): (Vec<_>, Vec<_>) = options
+        .shapes
+        .iter()
+        .map(|text| tiles_of(device, numbers, text))
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .unzip();
     let shapes = shapes(device, &texts, usual, &TINY)?;
     let rows = rows(device, &options.rows, &ROWS);
     let mut weights: Option<Sets> = None;

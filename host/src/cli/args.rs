@@ -471,14 +471,14 @@ pub enum Bench {
 pub struct BenchKernel {
     /// Operators; all where none is named
     pub kernel: Vec<String>,
-    /// Shapes: NxK of a product, HIDDENxINTER of experts, HEADSxCONTEXT of mla [default: those of K2.6]
+    /// Shapes: NxK of a product, HIDDENxINTER of experts, HEADSxCONTEXT of mla, N of others [default: those of K2.6]
     #[arg(long, value_name = "SHAPES", value_delimiter = ',')]
     pub shape: Vec<String>,
     /// Rows of activations [default: the operator's own]
     #[arg(long, value_name = "ROWS", value_delimiter = ',', value_parser = at_least_one)]
     #[arg(allow_negative_numbers = true)]
     pub m: Vec<usize>,
-    /// What the cache of mla and commit keeps a token as
+    /// What the cache of mla, rope and commit keeps a token as
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "bf16")]
     pub kv: KvFormat,
     /// How tokens choose experts

@@ -62,7 +62,7 @@ pub fn states(bundle: &Bundle, device: &Device, ids: &[i32], single: usize) -> R
     let model = Model::load(device, bundle, ids.len(), 1, KvFormat::Bf16)?;
     device.loaded();
     let round = Round::new(device, config.vocab_size, 0, 1, 1, EngineOptions::default())?;
-    let logits = device.alloc::<f32>(CHUNK * config.vocab_size)?;
+    let logits = device.alloc::<f32>(CHUNK.min(ids.len()) * config.vocab_size)?;
     let dense = config.first_k_dense_replace;
     let mut states = States {
         ids: ids.to_vec(),
