@@ -13,8 +13,7 @@
 //!
 //! 1. score: 4 warps share the tiles of queries and keys, 4 others do the same for the other half of each key's
 //!    columns; the two then swap halves of their sums, so that each has whole scores of half of its rows;
-//! 2. turn scores into weights, rounded to bf16 in shared memory; sums are of the rounded weights, so that the weights
-//!    of a row have the sum that it is divided by (a key that counts alone is its latent, to the bit);
+//! 2. turn scores into weights, rounded to bf16 in shared memory; sums are of the unrounded weights;
 //! 3. multiply all weights with their own 64 columns of the latent, whose sums they keep in registers.
 //!
 //! The base of a row need not be its largest score, only near: bf16 and f32 have exponents to spare. It is the largest
@@ -399,7 +398,7 @@ fn largest<const OWN: usize, const KEYS8: usize>(s: &Scores<OWN, KEYS8>) -> [f32
     max
 }
 
-/// Weights of the scores, rounded into shared memory, and the sums of what was stored there.
+/// Weights of the scores, rounded into shared memory; their sums unrounded.
 #[inline(always)]
 fn weights<const OWN: usize, const KEYS8: usize>(
     s: &Scores<OWN, KEYS8>,
@@ -413,8 +412,9 @@ fn weights<const OWN: usize, const KEYS8: usize>(
     unroll!(tile in 0 1 below OWN; {
         let base = softmax_base(base[tile]);
         unroll!(n in 0 1 2 3 below KEYS8; {
-            let pair = math::pack_bf16(math::exp2(s[tile][n][0] - base), math::exp2(s[tile][n][1] - base));
-            sum[tile][n / (SUM_KEYS / 8)] += math::bf16_lo(pair) + math::bf16_hi(pair);
+            let (low, high) = (math::exp2(s[tile][n][0] - base), math::exp2(s[tile][n][1] - base));
+            let pair = math::pack_bf16(low, high);
+            sum[tile][n / (SUM_KEYS / 8)] += low + high;
             let to = piece_at(own_row(at, tile), at.column * KEYS8 + n) + 2 * at.quad;
             out.st4(to, pair);
         });

@@ -362,7 +362,7 @@ fn ahead<const F8: bool>(source: Source, round: u32) {
     }
 }
 
-/// Weights of this warp's scores, rounded into shared memory; returns the sums of what was stored there. A base that a
+/// Weights of this warp's scores, rounded into shared memory; returns their sums unrounded. A base that a
 /// score exceeds by far becomes the row's largest score.
 #[inline(always)]
 fn weights(
@@ -425,9 +425,10 @@ fn weights(
     unroll!(half in 0 1; {
         let base = softmax_base(base[half]);
         unroll!(n in 0 1 2 3; {
-            let pair = math::pack_bf16(math::exp2(s[n][2 * half] - base), math::exp2(s[n][2 * half + 1] - base));
-            sum[half] += math::bf16_lo(pair) + math::bf16_hi(pair);
-            tiles.weights.st4(piece_at(at.row(half), odd * KEYS8 + n) + 2 * at.quad, pair);
+            let (low, high) = (math::exp2(s[n][2 * half] - base), math::exp2(s[n][2 * half + 1] - base));
+            sum[half] += low + high;
+            let to = piece_at(at.row(half), odd * KEYS8 + n) + 2 * at.quad;
+            tiles.weights.st4(to, math::pack_bf16(low, high));
         });
     });
     sum
