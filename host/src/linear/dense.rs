@@ -146,11 +146,13 @@ pub fn linear(device: &Device, p: &Product) -> Result<()> {
     launch(device, p, explain(p.weight, p.rows))
 }
 
-/// As [`linear`], however few the rows, by the kernels of many: those of `tiles`.
+/// As [`linear`], however few the rows, by the kernels of many: those of `tiles`. f32 weights have none: an error.
 pub fn linear_tiled(device: &Device, p: &Product, tiles: Tiles) -> Result<()> {
     match Plan::tiled(p.weight, p.rows, tiles) {
         Some(plan) => launch(device, p, plan),
-        None => linear(device, p),
+        None => contract("linear_tiled", false, || {
+            format!("`{}`: expected w4a16 or bf16, found {}", p.weight.name(), p.weight.format())
+        }),
     }
 }
 
