@@ -225,7 +225,12 @@ fn f32_has_none(device: &Device) -> Outcome {
     check(explain(&weight, 300).kernel == "gemm_f32", || explain(&weight, 300).to_string())?;
     for tiles in Tiles::ALL {
         check(tiles.kernel(&stored.host("w")).is_none(), || "a kernel for f32".into())?;
-        some(device, tiles, Kind::F32, [40, 64], &[130])?;
+        let x = X::random(device, 130 * 64, &mut Random::new(17))?;
+        let y = device.zeros::<f32>(130 * 40)?;
+        let p = Product::plain(&weight, x.acts(), 130, y.view_mut());
+        let error = linear_tiled(device, &p, tiles).err().map(|e| e.to_string()).unwrap_or_default();
+        let wanted = "`w`: expected w4a16 or bf16, found f32";
+        check(error.contains(wanted), || format!("expected a refusal with `{wanted}`, found `{error}`"))?;
     }
     Ok(())
 }
