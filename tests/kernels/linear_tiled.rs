@@ -3,7 +3,7 @@
 
 use kdtree::device::Device;
 use kdtree::kernels::Acts;
-use kdtree::linear::{Product, Tiles, Weight, explain, linear, linear_tiled};
+use kdtree::linear::{Product, Tiles, Variant, Weight, explain, linear, linear_by};
 
 use super::linear::{Kind, Stored, Want, X, near, part};
 use super::support::{Outcome, Random, Suite, check, equal};
@@ -36,7 +36,7 @@ pub fn cases(suite: &mut Suite) {
                 false => suite.cuda(name(case), move |d| run(d, tiles, kind)),
             };
             // More blocks of rows than are numbered together.
-            add("slabs", |d, tiles, kind| some(d, tiles, kind, [140, 64], &[1100]));
+            add("slabs", |d, tiles, kind| some(d, tiles, kind, [140, 128], &[1100]));
             add("strides", strides);
             add("accumulate", accumulate);
             add("rows_are_independent", rows_are_independent);
@@ -63,7 +63,7 @@ fn some(device: &Device, tiles: Tiles, kind: Kind, [n, k]: [usize; 2], rows: &[u
         let x = X::random(device, rows * k, &mut random)?;
         let y = device.alloc(rows * n)?;
         y.fill(0xFF)?;
-        linear_tiled(device, &Product::plain(&weight, x.acts(), rows, y.view_mut()), tiles)?;
+        linear_by(device, &Product::plain(&weight, x.acts(), rows, y.view_mut()), Variant::Tiled(tiles))?;
         let want = Want::dense(&x.seen_by(kind), [k, 0], &stored, rows);
         near(&format!("{rows} rows"), &y.read()?, &want)?;
     }
@@ -86,7 +86,7 @@ fn strides(device: &Device, tiles: Tiles, kind: Kind) -> Outcome {
         let y = device.upload(&vec![UNTOUCHED; rows * y_stride + batch * y_batch])?;
         let (acts, view) = (x.acts(), y.view_mut());
         let p = Product { x_stride, x_batch, y_stride, y_batch, ..Product::plain(&weight, acts, rows, view) };
-        linear_tiled(device, &p, tiles)?;
+        linear_by(device, &p, Variant::Tiled(tiles))?;
         let want = Want::dense(&x.seen_by(kind), [x_stride, x_batch], &stored, rows);
         let mut got = y.read()?;
         let mut picked = Vec::new();
@@ -114,9 +114,9 @@ fn accumulate(device: &Device, tiles: Tiles, kind: Kind) -> Outcome {
     let x = X::random(device, rows * k, &mut random)?;
     let start = random.floats(rows * n);
     let (alone, added) = (device.zeros(rows * n)?, device.upload(&start)?);
-    linear_tiled(device, &Product::plain(&weight, x.acts(), rows, alone.view_mut()), tiles)?;
+    linear_by(device, &Product::plain(&weight, x.acts(), rows, alone.view_mut()), Variant::Tiled(tiles))?;
     let p = Product { accumulate: true, ..Product::plain(&weight, x.acts(), rows, added.view_mut()) };
-    linear_tiled(device, &p, tiles)?;
+    linear_by(device, &p, Variant::Tiled(tiles))?;
     let want: Vec<_> = start.iter().zip(alone.read()?).map(|(a, b)| (a + b).to_bits()).collect();
     let got: Vec<_> = added.read()?.into_iter().map(f32::to_bits).collect();
     equal("sum", &got, &want)
@@ -149,7 +149,7 @@ fn rows_are_independent(device: &Device, tiles: Tiles, kind: Kind) -> Outcome {
         let stored = Stored::random(kind, [1, n, k], &mut random);
         let weight = Weight::new(device, &stored.host("w"))?;
         let x = X::random(device, 300 * k, &mut random)?;
-        let multiply = |d: &Device, p: &Product| linear_tiled(d, p, tiles);
+        let multiply = |d: &Device, p: &Product| linear_by(d, p, Variant::Tiled(tiles));
         let all = bits(device, (&weight, &x), (0, 300), multiply)?;
         for (first, rows) in [(0, 1), (299, 1), (3, 65), (100, 128), (171, 129), (64, 200)] {
             let some = bits(device, (&weight, &x), (first, rows), multiply)?;
@@ -169,7 +169,7 @@ fn bits_of_few_rows(device: &Device, kind: Kind) -> Outcome {
         let stored = Stored::random(kind, [1, n, k], &mut random);
         let weight = Weight::new(device, &stored.host("w"))?;
         let x = X::random(device, 70 * k, &mut random)?;
-        let all = bits(device, (&weight, &x), (0, 70), |d, p| linear_tiled(d, p, Tiles::Warps))?;
+        let all = bits(device, (&weight, &x), (0, 70), |d, p| linear_by(d, p, Variant::Tiled(Tiles::Warps)))?;
         for (first, rows) in [(0, 1), (2, 16), (5, 32), (6, 64)] {
             let some = bits(device, (&weight, &x), (first, rows), linear)?;
             equal(&format!("{n}x{k}, rows {first}..+{rows}"), &some, &all[first * n..][..rows * n])?;
@@ -193,7 +193,7 @@ fn nan_stays_in_its_row(device: &Device, tiles: Tiles, kind: Kind) -> Outcome {
     floats[rows * k..].fill(f32::NAN);
     let x = X::upload(device, floats)?;
     let y = device.alloc(rows * n)?;
-    linear_tiled(device, &Product::plain(&weight, x.acts(), rows, y.view_mut()), tiles)?;
+    linear_by(device, &Product::plain(&weight, x.acts(), rows, y.view_mut()), Variant::Tiled(tiles))?;
     let want = Want::dense(&x.seen_by(kind), [k, 0], &stored, rows);
     check(want.y.iter().filter(|v| v.is_nan()).count() == n, || "the twin has one row of NaN".into())?;
     near("with a NaN", &y.read()?, &want)
@@ -210,7 +210,7 @@ fn repeats(device: &Device, tiles: Tiles, kind: Kind) -> Outcome {
     let stored = Stored::random(kind, [1, n, k], &mut random);
     let weight = Weight::new(device, &stored.host("w"))?;
     let x = X::random(device, rows * k, &mut random)?;
-    let multiply = |d: &Device, p: &Product| linear_tiled(d, p, tiles);
+    let multiply = |d: &Device, p: &Product| linear_by(d, p, Variant::Tiled(tiles));
     let first = bits(device, (&weight, &x), (0, rows), multiply)?;
     for _ in 1..if device.is_cuda() { 200 } else { 3 } {
         equal("repeat", &bits(device, (&weight, &x), (0, rows), multiply)?, &first)?;
@@ -223,14 +223,14 @@ fn f32_has_none(device: &Device) -> Outcome {
     let stored = Stored::random(Kind::F32, [1, 40, 64], &mut Random::new(15));
     let weight = Weight::new(device, &stored.host("w"))?;
     check(explain(&weight, 300).kernel == "gemm_f32", || explain(&weight, 300).to_string())?;
-    for tiles in Tiles::ALL {
-        check(tiles.kernel(&stored.host("w")).is_none(), || "a kernel for f32".into())?;
+    for variant in Variant::ALL {
+        check(variant.kernel(&stored.host("w")).is_none(), || format!("{variant} for f32"))?;
         let x = X::random(device, 130 * 64, &mut Random::new(17))?;
         let y = device.zeros::<f32>(130 * 40)?;
         let p = Product::plain(&weight, x.acts(), 130, y.view_mut());
-        let error = linear_tiled(device, &p, tiles).err().map(|e| e.to_string()).unwrap_or_default();
-        let wanted = "`w`: expected w4a16 or bf16, found f32";
-        check(error.contains(wanted), || format!("expected a refusal with `{wanted}`, found `{error}`"))?;
+        let error = linear_by(device, &p, variant).err().map(|e| e.to_string()).unwrap_or_default();
+        let wanted = format!("`w`: f32 weights have no variant {variant}");
+        check(error.contains(&wanted), || format!("expected a refusal with `{wanted}`, found `{error}`"))?;
     }
     Ok(())
 }

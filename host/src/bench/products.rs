@@ -9,8 +9,8 @@ use super::stored::{Numbers, Stored};
 use super::{Case, Cases, Options, Run, farthest, refused, sets};
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{ExpertWeights, GateUp, Grouped, Product, Tiles, Upload, Weight};
-use crate::linear::{gate_up, grouped_linear, linear, linear_tiled};
+use crate::linear::{ExpertWeights, GateUp, Grouped, Product, Upload, Variant, Weight};
+use crate::linear::{gate_up, grouped_linear, linear, linear_by};
 use crate::selfcheck::Random;
 
 /// Dense shapes of K2.6, rows x columns of the weight: o_proj, q_b_proj, q_a_proj, kv_a_proj_with_mqa, gate and up of
@@ -95,36 +95,25 @@ pub fn f32<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
     dense(device, options, "f32", Numbers::F32)
 }
 
-/// A dense product's shape, `NxK`, and the tiles that it asks for: `NxK:warps`.
-fn tiles_of(device: &Device, numbers: Numbers, text: &str) -> Result<(String, Option<Tiles>)> {
-    let Some((shape, name)) = text.split_once(':') else { return Ok((text.to_string(), None)) };
-    if numbers == Numbers::F32 {
-        return Err(refused(format!("shape `{text}`: expected NxK, f32 weights have no tiles")));
+/// The variant that was asked for, if this format and device have it.
+fn variant(device: &Device, options: &Options, operator: &str, stored: &Stored) -> Result<Option<Variant>> {
+    let Some(variant) = options.variant else { return Ok(None) };
+    let has = |v: &Variant| v.kernel(&stored.weight()).is_some() && v.runs_on(device);
+    if has(&variant) {
+        return Ok(Some(variant));
     }
-    let tiles = Tiles::ALL.into_iter().find(|tiles| tiles.to_string() == name && tiles.runs_on(device));
-    let expected = || Tiles::ALL.map(|tiles| tiles.to_string()).join(" or ");
-    match tiles {
-        Some(tiles) => Ok((shape.to_string(), Some(tiles))),
-        None => Err(refused(format!("shape `{text}`: expected {} that this device has, found `{name}`", expected()))),
-    }
+    let all: Vec<_> = Variant::ALL.into_iter().filter(has).map(|v| v.to_string()).collect();
+    let expected = if all.is_empty() { "none".into() } else { all.join(", ") };
+    Err(refused(format!("{operator} on this device: expected a variant of {expected}, found `{variant}`")))
 }
 
 fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, numbers: Numbers) -> Result<Cases<'a>> {
     let usual = if numbers == Numbers::F32 { &K26_F32[..] } else { &K26 };
-    let (texts, tiles): (Vec<_>, Vec<_>) = options
-        .shapes
-        .iter()
-        .map(|text| tiles_of(device, numbers, text))
-        .collect::<Result<Vec<_>>>()?
-        .into_iter()
-        .unzip();
-    let shapes = shapes(device, &texts, usual, &TINY)?;
+    let shapes = shapes(device, &options.shapes, usual, &TINY)?;
     let rows = rows(device, &options.rows, &ROWS);
     let mut weights: Option<Sets> = None;
-    let tiles = tiles.into_iter().chain(std::iter::repeat(None));
-    let cases = shapes.into_iter().zip(tiles);
-    let cases = cases.flat_map(move |(shape, tiles)| rows.clone().into_iter().map(move |m| (shape, tiles, m)));
-    Ok(Box::new(cases.map(move |([n, k], tiles, m)| {
+    let cases = shapes.into_iter().flat_map(move |shape| rows.clone().into_iter().map(move |m| (shape, m)));
+    Ok(Box::new(cases.map(move |([n, k], m)| {
         let mut random = Random::new(SEED);
         if weights.as_ref().is_none_or(|(of, ..)| *of != [n, k]) {
             weights = None;
@@ -134,6 +123,7 @@ fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, n
             weights = Some(([n, k], Rc::new(stored), Rc::new(on_device)));
         }
         let Some((_, stored, on_device)) = &weights else { return Err(refused("no weights".into())) };
+        let variant = variant(device, options, operator, stored)?;
         let host_x = random.bf16s(m * k);
         let x = Rc::new(Rows::upload(device, &host_x)?);
         let y = Rc::new(device.alloc::<f32>(m * n)?);
@@ -141,7 +131,7 @@ fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, n
             let (weights, x, y) = (on_device.clone(), x.clone(), y.clone());
             Box::new(move |device| {
                 let product = Product::plain(&weights[i], x.acts(), m, y.view_mut());
-                tiles.map_or_else(|| linear(device, &product), |tiles| linear_tiled(device, &product, tiles))
+                variant.map_or_else(|| linear(device, &product), |variant| linear_by(device, &product, variant))
             })
         };
         run_of(0)(device)?;
@@ -153,7 +143,7 @@ fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, n
         }));
         Ok(Case {
             operator,
-            shape: format!("{n} x {k}{}", tiles.map_or(String::new(), |tiles| format!(", {tiles}"))),
+            shape: format!("{n} x {k}{}", variant.map_or(String::new(), |variant| format!(", {variant}"))),
             rows: m,
             bytes: stored.bytes() + m * (2 * k + 4 * n),
             flops: 2 * m * n * k,

@@ -7,6 +7,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use crate::bench::{Numbers, Routing};
 use crate::device::Choice;
 use crate::kernels::{KvFormat, Sampling};
+use crate::linear::Variant;
 use crate::plan::GpuList;
 
 /// Trees have at most this many nodes.
@@ -487,6 +488,9 @@ pub struct BenchKernel {
     /// How experts are stored
     #[arg(long, value_enum, default_value = "w4a16")]
     pub format: Numbers,
+    /// The kernel of dense products by the end of its name (m8, wide16, tiled, …), not the one that the engine takes
+    #[arg(long, value_name = "VARIANT")]
+    pub variant: Option<Variant>,
     /// auto, cpu or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub device: Choice,

@@ -4,12 +4,10 @@ use cuda_std::{GlobalMut, Kernel};
 use gpu::args::linear::{DenseRows, GemmArgs, GemmShape, StreamArgs, StreamShape};
 use gpu::kernels::gemm_f32::GEMM_F32;
 use gpu::kernels::stream::{LANE_K, TILE_N};
-use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
-use super::plan::{Plan, RowsVariant, explain};
-use super::pool::Kind;
-use super::tiled::{self, Tiles};
-use super::{Format, ScaleType, Weight};
+use super::plan::{Plan, explain};
+use super::variant::Variant;
+use super::{Format, Weight, tiled};
 use crate::device::{Device, Result};
 use crate::kernels::{Acts, contract};
 
@@ -99,21 +97,7 @@ impl Product<'_> {
         device.launch(&GEMM_F32, plan.dims_f32(false), GemmArgs { weights, x, y: self.y, shape, rows })
     }
 
-    fn launch_streamed(&self, device: &Device, plan: Plan, entries: &Entries) -> Result<()> {
-        let entry = match plan.rows_variant {
-            RowsVariant::M8 => entries.m8,
-            RowsVariant::M8Few => entries.m8_few,
-            RowsVariant::M16 => entries.m16,
-            RowsVariant::M16Few => entries.m16_few,
-            RowsVariant::M32 => entries.m32,
-            RowsVariant::M64 => entries.m64,
-            RowsVariant::M64Few => entries.m64_few,
-            RowsVariant::Wide8 => entries.wide[0],
-            RowsVariant::Wide16 => entries.wide[1],
-            RowsVariant::Wide32 => entries.wide[2],
-            RowsVariant::Wide64 => entries.wide[3],
-            RowsVariant::Tiled(tiles) => tiles.entry(self.weight.pool().kind).unwrap_or(entries.m64),
-        };
+    fn launch_streamed(&self, device: &Device, plan: Plan, entry: &'static Kernel<StreamArgs>) -> Result<()> {
         let x = self.x.bf16;
         self.check(entry.name(), &plan, x.len())?;
         let strides = [(self.x_stride, self.rows), (self.x_batch, self.weight.batch())];
@@ -135,8 +119,7 @@ impl Product<'_> {
             batch: plan.batch as u32,
             row_blocks: plan.row_blocks() as u32,
         };
-        let dims =
-            if matches!(plan.rows_variant, RowsVariant::Tiled(_)) { tiled::dims(&plan) } else { plan.dims(device) };
+        let dims = if matches!(plan.variant, Some(Variant::Tiled(_))) { tiled::dims(&plan) } else { plan.dims(device) };
         device.launch_overlapping(entry, dims, args)
     }
 }
@@ -146,13 +129,14 @@ pub fn linear(device: &Device, p: &Product) -> Result<()> {
     launch(device, p, explain(p.weight, p.rows))
 }
 
-/// As [`linear`], however few the rows, by the kernels of many: those of `tiles`. f32 weights have none: an error.
-pub fn linear_tiled(device: &Device, p: &Product, tiles: Tiles) -> Result<()> {
-    match Plan::tiled(p.weight, p.rows, tiles) {
-        Some(plan) => launch(device, p, plan),
-        None => contract("linear_tiled", false, || {
-            format!("`{}`: expected w4a16 or bf16, found {}", p.weight.name(), p.weight.format())
-        }),
+/// As [`linear`], by the kernel `variant` of the weight's format. An error where there is none, or where the device
+/// cannot run it.
+pub fn linear_by(device: &Device, p: &Product, variant: Variant) -> Result<()> {
+    let (name, format) = (p.weight.name(), p.weight.format());
+    match Plan::by(p.weight, p.rows, variant) {
+        Some(plan) if variant.runs_on(device) => launch(device, p, plan),
+        Some(_) => contract("linear", false, || format!("`{name}`: variant {variant} does not run on this device")),
+        None => contract("linear", false, || format!("`{name}`: {format} weights have no variant {variant}")),
     }
 }
 
@@ -160,64 +144,8 @@ fn launch(device: &Device, p: &Product, plan: Plan) -> Result<()> {
     if p.rows == 0 {
         return Ok(());
     }
-    match p.weight.pool().kind {
-        Kind::F32 => p.launch_f32(device, plan),
-        Kind::Bf16 => p.launch_streamed(device, plan, &BF16),
-        Kind::W4a16(ScaleType::Bf16) => p.launch_streamed(device, plan, &W4A16),
-        Kind::W4a16(ScaleType::F32) => p.launch_streamed(device, plan, &W4A16_S32),
+    match plan.variant.and_then(|variant| variant.kernel_of(p.weight.pool().kind)) {
+        None => p.launch_f32(device, plan),
+        Some(entry) => p.launch_streamed(device, plan, entry),
     }
 }
-
-/// A format's kernels: by rows of x, and for few or many tiles of weights.
-struct Entries {
-    m8: &'static Kernel<StreamArgs>,
-    m8_few: &'static Kernel<StreamArgs>,
-    m16: &'static Kernel<StreamArgs>,
-    m16_few: &'static Kernel<StreamArgs>,
-    m32: &'static Kernel<StreamArgs>,
-    m64: &'static Kernel<StreamArgs>,
-    m64_few: &'static Kernel<StreamArgs>,
-    /// Of tall matrices: up to 8, 16, 32 and 64 rows; the others again where the plan never takes them.
-    wide: [&'static Kernel<StreamArgs>; 4],
-}
-
-static BF16: Entries = Entries {
-    m8: &gemm_bf16::GEMM_BF16_M8,
-    m8_few: &gemm_bf16::GEMM_BF16_M8_FEW,
-    m16: &gemm_bf16::GEMM_BF16_M16,
-    m16_few: &gemm_bf16::GEMM_BF16_M16_FEW,
-    m32: &gemm_bf16::GEMM_BF16_M32,
-    m64: &gemm_bf16::GEMM_BF16_M64,
-    m64_few: &gemm_bf16::GEMM_BF16_M64_FEW,
-    wide: [
-        &gemm_bf16::GEMM_BF16_M8,
-        &gemm_bf16::GEMM_BF16_M16,
-        &gemm_bf16::GEMM_BF16_WIDE32,
-        &gemm_bf16::GEMM_BF16_WIDE64,
-    ],
-};
-static W4A16: Entries = Entries {
-    m8: &gemm_w4a16::GEMM_W4A16_M8,
-    m8_few: &gemm_w4a16::GEMM_W4A16_M8_FEW,
-    m16: &gemm_w4a16::GEMM_W4A16_M16,
-    m16_few: &gemm_w4a16::GEMM_W4A16_M16_FEW,
-    m32: &gemm_w4a16::GEMM_W4A16_M32,
-    m64: &gemm_w4a16::GEMM_W4A16_M32,
-    m64_few: &gemm_w4a16::GEMM_W4A16_M64_FEW,
-    wide: [
-        &gemm_w4a16::GEMM_W4A16_WIDE8,
-        &gemm_w4a16::GEMM_W4A16_WIDE16,
-        &gemm_w4a16::GEMM_W4A16_WIDE32,
-        &gemm_w4a16::GEMM_W4A16_WIDE64,
-    ],
-};
-static W4A16_S32: Entries = Entries {
-    m8: &gemm_w4a16::GEMM_W4A16_S32_M8,
-    m8_few: &gemm_w4a16::GEMM_W4A16_S32_M8_FEW,
-    m16: &gemm_w4a16::GEMM_W4A16_S32_M16,
-    m16_few: &gemm_w4a16::GEMM_W4A16_S32_M16_FEW,
-    m32: &gemm_w4a16::GEMM_W4A16_S32_M32,
-    m64: &gemm_w4a16::GEMM_W4A16_S32_M64,
-    m64_few: &gemm_w4a16::GEMM_W4A16_S32_M64_FEW,
-    wide: [&gemm_w4a16::GEMM_W4A16_S32_M64; 4],
-};

@@ -5,14 +5,13 @@
 
 use std::fmt;
 
-use cuda_std::Kernel;
-use gpu::kernels::gemm_f32::{MAX_WARPS, shared_bytes};
-use gpu::kernels::stream::{self, CHUNK_K, TILE_M, TILE_N, Variant, WARPS};
-use gpu::kernels::wide::Wide;
+use gpu::kernels::gemm_f32::{GEMM_F32, MAX_WARPS, shared_bytes};
+use gpu::kernels::stream::{self, CHUNK_K, TILE_M, TILE_N, WARPS};
 use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
 use super::pool::Kind;
-use super::tiled::{self, Tiles};
+use super::tiled;
+use super::variant::{Tiling, Variant};
 use super::{ExpertWeights, Format, HostWeight, ScaleType, Weight};
 use crate::device::{Device, Dims};
 
@@ -51,153 +50,18 @@ pub struct Plan {
     pub weight_bytes: usize,
     /// Blocks of a multiprocessor at once.
     pub(super) resident: u32,
-    pub(super) rows_variant: RowsVariant,
+    /// Which of the format's dense kernels; none where it has one only.
+    pub(super) variant: Option<Variant>,
     /// Matrices that a row is multiplied by: all of a batch, one of the experts, gate and up.
     matrices_of_row: usize,
 }
 
-/// Which of a format's dense kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RowsVariant {
-    M8,
-    M8Few,
-    M16,
-    M16Few,
-    M32,
-    M64,
-    M64Few,
-    /// Tall matrices, whose blocks share rows of x.
-    Wide8,
-    Wide16,
-    Wide32,
-    Wide64,
-    /// More rows than are streamed.
-    Tiled(Tiles),
-}
-
-/// How a block of a dense kernel divides its work.
-enum Tiling {
-    Stream(Variant),
-    Wide(Wide),
-}
-
-/// Tiles of weights from which blocks have enough of them to take all of k.
-const TALL_TILES: usize = 768;
-
-/// Tiles of weights up to which each goes to a warp team of its own: with more a team, many of a large GPU's
-/// multiprocessors would have none. With many rows a team costs a pass over x, and fewer of them are better.
-const FEW_TILES: usize = 264;
-const FEW_TILES_MANY_ROWS: usize = 132;
-
-/// Rows up to which weights are streamed, 64 rows at a time. With few tiles a block's share of a tiled product is long,
-/// and most multiprocessors have none.
-const STREAMED_ROWS: usize = 96;
-const STREAMED_ROWS_FEW_TILES: usize = 256;
-
-impl RowsVariant {
-    fn of(kind: Kind, n: usize, rows: usize) -> Self {
-        let tiles = n.div_ceil(TILE_N);
-        let few = tiles <= FEW_TILES;
-        if kind != Kind::F32 && rows > if few { STREAMED_ROWS_FEW_TILES } else { STREAMED_ROWS } {
-            return Self::Tiled(Tiles::Warps);
-        }
-        // Beside weights of 16 bits, up to 16 rows of x weigh little. f32 scales have no such kernels.
-        let wide = match kind {
-            Kind::W4a16(ScaleType::Bf16) => tiles >= TALL_TILES && rows > 1,
-            Kind::Bf16 => tiles >= TALL_TILES && rows > 2 * TILE_M,
-            _ => false,
-        };
-        match rows.div_ceil(TILE_M) {
-            0 | 1 if wide => Self::Wide8,
-            2 if wide => Self::Wide16,
-            3 | 4 if wide => Self::Wide32,
-            _ if wide => Self::Wide64,
-            0 | 1 if few => Self::M8Few,
-            0 | 1 => Self::M8,
-            2 if few => Self::M16Few,
-            2 => Self::M16,
-            _ if tiles <= FEW_TILES_MANY_ROWS => Self::M64Few,
-            3 | 4 => Self::M32,
-            // Sums of 64 rows and two tiles are more than registers hold beside codes: 32 rows twice.
-            _ if kind == Kind::W4a16(ScaleType::Bf16) => Self::M32,
-            _ => Self::M64,
-        }
-    }
-
-    fn tiling(self, kind: Kind) -> Tiling {
-        Tiling::Stream(match (kind, self) {
-            (Kind::Bf16, Self::Wide32) => return Tiling::Wide(gemm_bf16::WIDE32),
-            (Kind::Bf16, Self::Wide64) => return Tiling::Wide(gemm_bf16::WIDE64),
-            (_, Self::Wide8) => return Tiling::Wide(gemm_w4a16::WIDE8),
-            (_, Self::Wide16) => return Tiling::Wide(gemm_w4a16::WIDE16),
-            (_, Self::Wide32) => return Tiling::Wide(gemm_w4a16::WIDE32),
-            (_, Self::Wide64) => return Tiling::Wide(gemm_w4a16::WIDE64),
-            (Kind::Bf16, Self::M8) => gemm_bf16::M8,
-            (Kind::Bf16, Self::M8Few) => gemm_bf16::M8_FEW,
-            (Kind::Bf16, Self::M16) => gemm_bf16::M16,
-            (Kind::Bf16, Self::M16Few) => gemm_bf16::M16_FEW,
-            (Kind::Bf16, Self::M32) => gemm_bf16::M32,
-            (Kind::Bf16, Self::M64) => gemm_bf16::M64,
-            (Kind::Bf16, Self::M64Few) => gemm_bf16::M64_FEW,
-            (Kind::W4a16(ScaleType::F32), Self::M8) => gemm_w4a16::M8_S32,
-            (Kind::W4a16(ScaleType::F32), Self::M64) => gemm_w4a16::M64_FEW,
-            (_, Self::M8) => gemm_w4a16::M8,
-            (_, Self::M8Few) => gemm_w4a16::M8_FEW,
-            (_, Self::M16) => gemm_w4a16::M16,
-            (_, Self::M16Few) => gemm_w4a16::M16_FEW,
-            (_, Self::M32) => gemm_w4a16::M32,
-            // Chosen for neither, and not streamed: see `tiled`.
-            (_, Self::M64 | Self::Tiled(_)) => gemm_w4a16::M32,
-            (_, Self::M64Few) => gemm_w4a16::M64_FEW,
-        })
-    }
-}
-
 /// The variant of products gathered by expert.
-fn gathered(kind: Kind) -> Variant {
+fn gathered(kind: Kind) -> stream::Variant {
     match kind {
         Kind::Bf16 => gemm_bf16::M8,
         Kind::W4a16(ScaleType::F32) => gemm_w4a16::M8_S32,
         _ => gemm_w4a16::M8,
-    }
-}
-
-fn dense_kernel(kind: Kind, rows: RowsVariant) -> &'static str {
-    use RowsVariant::{M8, M8Few, M16, M16Few, M32, M64, M64Few, Tiled, Wide8, Wide16, Wide32, Wide64};
-    match (kind, rows) {
-        (_, Tiled(tiles)) => tiles.entry(kind).map_or("gemm_f32", Kernel::name),
-        (Kind::F32, _) => "gemm_f32",
-        (Kind::Bf16, M8) => "gemm_bf16_m8",
-        (Kind::Bf16, M8Few) => "gemm_bf16_m8_few",
-        (Kind::Bf16, M16) => "gemm_bf16_m16",
-        (Kind::Bf16, M16Few) => "gemm_bf16_m16_few",
-        (Kind::Bf16, M32) => "gemm_bf16_m32",
-        (Kind::Bf16, M64) => "gemm_bf16_m64",
-        (Kind::Bf16, M64Few) => "gemm_bf16_m64_few",
-        // Chosen for neither.
-        (Kind::Bf16, Wide8) => "gemm_bf16_m8",
-        (Kind::W4a16(ScaleType::F32), Wide8 | Wide16 | Wide32 | Wide64) => "gemm_w4a16_s32_m64",
-        (Kind::Bf16, Wide16) => "gemm_bf16_m16",
-        (Kind::Bf16, Wide32) => "gemm_bf16_wide32",
-        (Kind::Bf16, Wide64) => "gemm_bf16_wide64",
-        (Kind::W4a16(ScaleType::Bf16), Wide8) => "gemm_w4a16_wide8",
-        (Kind::W4a16(ScaleType::Bf16), Wide16) => "gemm_w4a16_wide16",
-        (Kind::W4a16(ScaleType::Bf16), Wide32) => "gemm_w4a16_wide32",
-        (Kind::W4a16(ScaleType::Bf16), Wide64) => "gemm_w4a16_wide64",
-        (Kind::W4a16(ScaleType::Bf16), M8) => "gemm_w4a16_m8",
-        (Kind::W4a16(ScaleType::Bf16), M8Few) => "gemm_w4a16_m8_few",
-        (Kind::W4a16(ScaleType::Bf16), M16) => "gemm_w4a16_m16",
-        (Kind::W4a16(ScaleType::Bf16), M16Few) => "gemm_w4a16_m16_few",
-        (Kind::W4a16(ScaleType::Bf16), M32) => "gemm_w4a16_m32",
-        (Kind::W4a16(ScaleType::Bf16), M64) => "gemm_w4a16_m32",
-        (Kind::W4a16(ScaleType::Bf16), M64Few) => "gemm_w4a16_m64_few",
-        (Kind::W4a16(ScaleType::F32), M8) => "gemm_w4a16_s32_m8",
-        (Kind::W4a16(ScaleType::F32), M8Few) => "gemm_w4a16_s32_m8_few",
-        (Kind::W4a16(ScaleType::F32), M16) => "gemm_w4a16_s32_m16",
-        (Kind::W4a16(ScaleType::F32), M16Few) => "gemm_w4a16_s32_m16_few",
-        (Kind::W4a16(ScaleType::F32), M32) => "gemm_w4a16_s32_m32",
-        (Kind::W4a16(ScaleType::F32), M64) => "gemm_w4a16_s32_m64",
-        (Kind::W4a16(ScaleType::F32), M64Few) => "gemm_w4a16_s32_m64_few",
     }
 }
 
@@ -222,8 +86,8 @@ fn gate_up_kernel_of(kind: Kind) -> Option<&'static str> {
 
 /// The kernel that multiplies `rows` rows with such a weight.
 pub fn kernel(weight: &HostWeight, rows: usize) -> &'static str {
-    let kind = Kind::of(&weight.data);
-    dense_kernel(kind, RowsVariant::of(kind, weight.n, rows))
+    let variant = Variant::of(Kind::of(&weight.data), weight.n, rows);
+    variant.and_then(|variant| variant.kernel(weight)).unwrap_or(GEMM_F32.name())
 }
 
 /// The kernel that multiplies gathered rows with such an expert.
@@ -238,48 +102,47 @@ pub fn gate_up_kernel(expert: &HostWeight) -> Option<&'static str> {
 
 impl Plan {
     fn dense(weight: &Weight, rows: usize) -> Self {
-        let (kind, format, batch) = (weight.pool().kind, weight.format(), weight.batch());
-        let (n, k) = (weight.n(), weight.k());
-        let rows_variant = RowsVariant::of(kind, n, rows);
-        if let RowsVariant::Tiled(tiles) = rows_variant
-            && let Some(plan) = Self::tiled(weight, rows, tiles)
-        {
-            return plan;
-        }
-        let kernel = dense_kernel(kind, rows_variant);
-        let tiles = rows.div_ceil(TILE_M);
-        let (plan, most) = match kind.tile_words() {
-            None => (Self::of_f32(kernel, format, n, k), 1),
-            Some(words) => match rows_variant.tiling(kind) {
-                Tiling::Stream(variant) => {
-                    let shape = [n, k, stream::k_split(k)];
-                    (Self::streamed(kernel, format, shape, variant, variant.nt, words), variant.mt)
-                }
-                Tiling::Wide(wide) => {
-                    let (tiles, shared) = (wide.rows() / TILE_N, wide.shared_bytes(words));
-                    let plan = Self::one(kernel, format, n, k, stream::k_split(k), tiles, stream::THREADS, shared);
-                    (Self { resident: wide.blocks, ..plan }, wide.mt)
-                }
-            },
-        };
-        // Blocks of equal size: 65 rows are 40 and 25, not 64 and 1.
-        let blocks = tiles.div_ceil(most);
-        let rows_per_block = tiles.checked_div(blocks).map_or(0, |_| tiles.div_ceil(blocks)) * TILE_M;
-        let weight_bytes = batch * kind.matrix_bytes(n, k);
-        let units = batch * blocks * plan.units;
-        Self { batch, rows, rows_per_block, weight_bytes, rows_variant, units, matrices_of_row: batch, ..plan }
+        let (kind, n, k) = (weight.pool().kind, weight.n(), weight.k());
+        Variant::of(kind, n, rows)
+            .and_then(|variant| Self::by(weight, rows, variant))
+            .unwrap_or_else(|| Self::of_f32(GEMM_F32.name(), weight.format(), n, k).rows(weight, rows, None, TILE_M))
     }
 
-    /// Both operands in tiles; f32 weights have no such kernel.
-    pub(super) fn tiled(weight: &Weight, rows: usize, tiles: Tiles) -> Option<Self> {
-        let (kind, batch, n, k) = (weight.pool().kind, weight.batch(), weight.n(), weight.k());
-        let (kernel, words) = (tiles.entry(kind)?.name(), kind.tile_words()?);
-        let (own, rows_per_block, shared) = tiles.block(kind, words);
-        let plan = Self::one(kernel, weight.format(), n, k, tiles.slices(k), own, tiled::THREADS, shared);
-        let weight_bytes = batch * kind.matrix_bytes(n, k);
-        let units = batch * rows.div_ceil(rows_per_block) * plan.units;
-        let rows_variant = RowsVariant::Tiled(tiles);
-        Some(Self { batch, rows, rows_per_block, weight_bytes, rows_variant, units, matrices_of_row: batch, ..plan })
+    /// By a kernel of choice; none where the format has no such kernel.
+    pub(super) fn by(weight: &Weight, rows: usize, variant: Variant) -> Option<Self> {
+        let (kind, format, n, k) = (weight.pool().kind, weight.format(), weight.n(), weight.k());
+        let (kernel, words) = (variant.kernel_of(kind)?.name(), kind.tile_words()?);
+        let k_split = stream::k_split(k);
+        let (plan, most) = match variant.tiling(kind)? {
+            Tiling::Stream(stream) => {
+                (Self::streamed(kernel, format, [n, k, k_split], stream, stream.nt, words), stream.mt * TILE_M)
+            }
+            Tiling::Wide(wide) => {
+                let (tiles, shared) = (wide.rows() / TILE_N, wide.shared_bytes(words));
+                let plan = Self::one(kernel, format, n, k, k_split, tiles, stream::THREADS, shared);
+                (Self { resident: wide.blocks, ..plan }, wide.mt * TILE_M)
+            }
+            Tiling::Tiled(tiles) => {
+                let (own, rows_per_block, shared) = tiles.block(kind, words);
+                let plan = Self::one(kernel, format, n, k, tiles.slices(k), own, tiled::THREADS, shared);
+                (plan, rows_per_block)
+            }
+        };
+        Some(plan.rows(weight, rows, Some(variant), most))
+    }
+
+    /// With `rows` rows of x, at most `most` of them a block.
+    fn rows(self, weight: &Weight, rows: usize, variant: Option<Variant>, most: usize) -> Self {
+        let batch = weight.batch();
+        let (tiles, blocks) = (rows.div_ceil(TILE_M), rows.div_ceil(most));
+        let rows_per_block = match variant {
+            Some(Variant::Tiled(_)) => most,
+            // Blocks of equal size: 65 rows are 40 and 25, not 64 and 1.
+            _ => tiles.checked_div(blocks).map_or(0, |_| tiles.div_ceil(blocks)) * TILE_M,
+        };
+        let weight_bytes = batch * weight.pool().kind.matrix_bytes(self.n, self.k);
+        let units = batch * blocks * self.units;
+        Self { batch, rows, rows_per_block, weight_bytes, variant, units, matrices_of_row: batch, ..self }
     }
 
     /// `experts`: how many have this kind. At least one tile for each expert in use, at most as many as pairs.
@@ -335,7 +198,7 @@ impl Plan {
         kernel: &'static str,
         format: Format,
         [n, k, k_split]: [usize; 3],
-        variant: Variant,
+        variant: stream::Variant,
         own: usize,
         words: usize,
     ) -> Self {
@@ -373,7 +236,7 @@ impl Plan {
             shared,
             weight_bytes: 0,
             resident: 1,
-            rows_variant: RowsVariant::M8,
+            variant: None,
             matrices_of_row: 1,
         }
     }
@@ -411,9 +274,8 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Self { batch, rows, n, k, k_split, tiles_per_block, rows_per_block, units, block, .. } = *self;
         let tile = tiles_per_block * TILE_N;
-        use RowsVariant::{Tiled, Wide8, Wide16, Wide32, Wide64};
         // Slices go to different warps, or each warp takes them in turn.
-        let in_turn = matches!(self.rows_variant, Tiled(_) | Wide8 | Wide16 | Wide32 | Wide64);
+        let in_turn = self.variant.is_some_and(Variant::in_turn);
         let (by, of) = if in_turn { ("in", "slices") } else { ("over", "warps") };
         write!(
             f,

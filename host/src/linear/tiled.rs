@@ -1,7 +1,5 @@
 //! Products of many rows: by which instructions, how they are divided, and their launch.
 
-use std::fmt;
-
 use cuda_std::Kernel;
 use gpu::SHARED_LIMIT_LARGE;
 use gpu::args::linear::StreamArgs;
@@ -9,7 +7,7 @@ pub use gpu::kernels::tiled::THREADS;
 use gpu::kernels::{tiled as warps, tiled_wgmma as warpgroups};
 
 use super::pool::Kind;
-use super::{HostWeight, Plan, ScaleType};
+use super::{Plan, ScaleType};
 use crate::device::{Device, Dims};
 
 /// The kernels with `wgmma`.
@@ -25,15 +23,6 @@ pub enum Tiles {
     Warpgroups,
 }
 
-impl fmt::Display for Tiles {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(match self {
-            Self::Warps => "warps",
-            Self::Warpgroups => "warpgroups",
-        })
-    }
-}
-
 impl Tiles {
     pub const ALL: [Self; 2] = [Self::Warps, Self::Warpgroups];
 
@@ -46,11 +35,6 @@ impl Tiles {
                 !device.is_cuda() || info.ptx.as_deref() == Some(WARPGROUP_PTX) && info.max_shared >= SHARED_LIMIT_LARGE
             }
         }
-    }
-
-    /// The kernel for such a weight; f32 has none.
-    pub fn kernel(self, weight: &HostWeight) -> Option<&'static str> {
-        self.entry(Kind::of(&weight.data)).map(Kernel::name)
     }
 
     pub(super) fn entry(self, kind: Kind) -> Option<&'static Kernel<StreamArgs>> {

@@ -1,4 +1,4 @@
-//! Checks of the matrix products, through `linear` and `grouped_linear` alone: each format with few and with many rows,
+//! Checks of the matrix products, through `linear` and `grouped_linear` alone: each kernel of each format,
 //! and the repacking.
 
 use std::borrow::Cow;
@@ -9,20 +9,15 @@ use super::Random;
 use super::compare::{Found, Probe, equal, near};
 use crate::device::{self, Buffer, Device};
 use crate::kernels::Acts;
-use crate::linear::{ExpertWeights, GateUp, Grouped, HostData, HostWeight, Product, ScaleType, Weight};
-use crate::linear::{Tiles, gate_up, gate_up_kernel, grouped_kernel, grouped_linear, kernel, linear, linear_tiled};
+use crate::linear::{ExpertWeights, GateUp, Grouped, HostData, HostWeight, Product, ScaleType, Variant, Weight};
+use crate::linear::{gate_up, gate_up_kernel, grouped_kernel, grouped_linear, kernel, linear, linear_by};
 use crate::reference::{self, bounds, linear as twin};
 
-/// Rows for the kernels of up to 8, 16, 32 and 64 rows.
-const ROWS: [usize; 4] = [3, 11, 21, 37];
-/// Rows for the kernels of more: two blocks.
+/// Rows that no block of a streaming kernel divides, and more than one block of the kernels of many rows.
+const FEW: usize = 37;
 const MANY: usize = 130;
 /// Weight rows that fill no tile, k that two warps share.
 const SHAPE: [usize; 2] = [20, 1152];
-/// More tiles than are few.
-const TALL: [usize; 2] = [4240, 128];
-/// So many that blocks share rows of x.
-const TALLER: [usize; 2] = [12_300, 128];
 
 /// What a weight is stored as.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,8 +44,8 @@ pub struct Case {
 /// What is multiplied.
 #[derive(Clone, Copy)]
 enum Rows {
-    Dense([usize; 2], usize),
-    Tiled(Tiles),
+    /// None: the one kernel of f32.
+    Dense(Option<Variant>),
     Grouped,
     GateUp,
 }
@@ -60,22 +55,14 @@ impl Case {
     pub fn all() -> Vec<Self> {
         let mut cases: Vec<Self> = Vec::new();
         for stored in FORMATS {
-            let sample = |shape| Sample::random(stored, shape, &mut Random::new(0));
-            let shapes = [(SHAPE, sample(SHAPE)), (TALL, sample(TALL)), (TALLER, sample(TALLER))];
-            for (shape, sample) in &shapes {
-                for rows in ROWS {
-                    let kernel = kernel(&sample.host(), rows);
-                    // Most kernels take several shapes and numbers of rows: the first is enough.
-                    if cases.iter().all(|case| case.kernel != kernel) {
-                        cases.push(Self { kernel, stored, rows: Rows::Dense(*shape, rows) });
-                    }
-                }
-            }
-            let sample = &shapes[0].1;
-            for tiles in Tiles::ALL {
-                let kernel = tiles.kernel(&sample.host());
-                cases.extend(kernel.map(|kernel| Self { kernel, stored, rows: Rows::Tiled(tiles) }));
-            }
+            let sample = Sample::random(stored, SHAPE, &mut Random::new(0));
+            let variants = Variant::ALL.into_iter().filter_map(|v| Some((v.kernel(&sample.host())?, Some(v))));
+            let of_f32 = (stored == Stored::F32).then(|| (kernel(&sample.host(), FEW), None));
+            cases.extend(variants.chain(of_f32).map(|(kernel, variant)| Self {
+                kernel,
+                stored,
+                rows: Rows::Dense(variant),
+            }));
             cases.push(Self { kernel: grouped_kernel(&sample.host()), stored, rows: Rows::Grouped });
             let both = gate_up_kernel(&sample.host());
             cases.extend(both.map(|kernel| Self { kernel, stored, rows: Rows::GateUp }));
@@ -85,13 +72,16 @@ impl Case {
 
     /// Whether a device has what the kernel needs.
     pub fn fits(&self, device: &Device) -> bool {
-        !matches!(self.rows, Rows::Tiled(tiles) if !tiles.runs_on(device))
+        !matches!(self.rows, Rows::Dense(Some(variant)) if !variant.runs_on(device))
     }
 
     pub fn run(&self, p: &Probe) -> Found {
         match self.rows {
-            Rows::Dense(shape, rows) => dense(p, self.stored, shape, rows, linear),
-            Rows::Tiled(tiles) => dense(p, self.stored, SHAPE, MANY, |d, product| linear_tiled(d, product, tiles)),
+            Rows::Dense(None) => dense(p, self.stored, FEW, linear),
+            Rows::Dense(Some(variant)) => {
+                let rows = if matches!(variant, Variant::Tiled(_)) { MANY } else { FEW };
+                dense(p, self.stored, rows, |d, product| linear_by(d, product, variant))
+            }
             Rows::Grouped => grouped(p, self.stored),
             Rows::GateUp => both(p, self.stored),
         }
@@ -179,15 +169,10 @@ fn magnitudes<T: Copy>(values: &[T], abs: fn(T) -> T) -> Vec<T> {
     values.iter().map(|&v| abs(v)).collect()
 }
 
-fn dense(
-    p: &Probe,
-    stored: Stored,
-    [n, k]: [usize; 2],
-    rows: usize,
-    multiply: impl Fn(&Device, &Product) -> device::Result<()>,
-) -> Found {
+fn dense(p: &Probe, stored: Stored, rows: usize, multiply: impl Fn(&Device, &Product) -> device::Result<()>) -> Found {
+    let [n, k] = SHAPE;
     let mut random = Random::new(31);
-    let sample = Sample::random(stored, [n, k], &mut random);
+    let sample = Sample::random(stored, SHAPE, &mut random);
     let weight = Weight::new(p.device, &sample.host())?;
     let (x, y) = (X::upload(p.device, &random.floats(rows * k), stored)?, p.device.alloc(rows * n)?);
     p.launch(|| multiply(p.device, &Product::plain(&weight, x.acts(), rows, y.view_mut())))?;

@@ -18,7 +18,12 @@ pub fn run(args: &BenchKernel) -> Result<()> {
         return Err(Failure::usage(format!("no bench `{unknown}`; there are {}", names.join(", "))));
     }
     let (shapes, rows) = (args.shape.clone(), args.m.clone());
-    let options = Options { shapes, rows, kv: args.kv, routing: args.routing, numbers: args.format };
+    const DENSE: [&str; 3] = ["w4a16", "w4a16-f32", "bf16"];
+    if args.variant.is_some() && !wanted.iter().all(|name| DENSE.contains(name)) {
+        return Err(Failure::usage(format!("--variant is for {} alone", DENSE.join(", "))));
+    }
+    let options =
+        Options { shapes, rows, kv: args.kv, routing: args.routing, numbers: args.format, variant: args.variant };
     let device = Device::open(args.device, args.ptx.as_deref())?;
     options.check(&device)?;
     let info = device.info();

@@ -1,0 +1,241 @@
+//! The dense kernels of a format: their names for an experiment, which of them a product takes, and how each divides its
+//! work.
+
+use std::fmt;
+use std::str::FromStr;
+
+use cuda_std::Kernel;
+use gpu::args::linear::StreamArgs;
+use gpu::kernels::gemm_bf16 as bf16;
+use gpu::kernels::gemm_w4a16 as w4;
+use gpu::kernels::stream::{self, TILE_M, TILE_N};
+use gpu::kernels::wide::Wide;
+
+use super::pool::Kind;
+use super::tiled::Tiles;
+use super::{HostWeight, ScaleType};
+use crate::device::Device;
+
+/// Which of a format's dense kernels. All of them multiply any number of rows, each in blocks of its own size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// Up to 8 rows a block, several tiles of weights a team of warps; `Few`: one.
+    M8,
+    M8Few,
+    M16,
+    M16Few,
+    M32,
+    M64,
+    M64Few,
+    /// Tall matrices, whose blocks share rows of x.
+    Wide8,
+    Wide16,
+    Wide32,
+    Wide64,
+    /// More rows than are streamed.
+    Tiled(Tiles),
+}
+
+/// How a block of a dense kernel divides its work.
+pub(super) enum Tiling {
+    Stream(stream::Variant),
+    Wide(Wide),
+    Tiled(Tiles),
+}
+
+/// Tiles of weights from which blocks have enough of them to take all of k.
+const TALL_TILES: usize = 768;
+
+/// Tiles of weights up to which each goes to a warp team of its own: with more a team, many of a large GPU's
+/// multiprocessors would have none. With many rows a team costs a pass over x, and fewer of them are better.
+const FEW_TILES: usize = 264;
+const FEW_TILES_MANY_ROWS: usize = 132;
+
+/// Rows up to which weights are streamed, 64 rows at a time. With few tiles a block's share of a tiled product is long,
+/// and most multiprocessors have none.
+const STREAMED_ROWS: usize = 96;
+const STREAMED_ROWS_FEW_TILES: usize = 256;
+
+impl Variant {
+    pub const ALL: [Self; 13] = [
+        Self::M8,
+        Self::M8Few,
+        Self::M16,
+        Self::M16Few,
+        Self::M32,
+        Self::M64,
+        Self::M64Few,
+        Self::Wide8,
+        Self::Wide16,
+        Self::Wide32,
+        Self::Wide64,
+        Self::Tiled(Tiles::Warps),
+        Self::Tiled(Tiles::Warpgroups),
+    ];
+
+    /// The one that a product of `rows` rows with a matrix of `n` rows takes; f32 has one kernel alone.
+    pub(super) fn of(kind: Kind, n: usize, rows: usize) -> Option<Self> {
+        let tiles = n.div_ceil(TILE_N);
+        let few = tiles <= FEW_TILES;
+        // Beside weights of 16 bits, up to 16 rows of x weigh little. f32 scales have no such kernels.
+        let wide = match kind {
+            Kind::F32 => return None,
+            Kind::W4a16(ScaleType::Bf16) => tiles >= TALL_TILES && rows > 1,
+            Kind::Bf16 => tiles >= TALL_TILES && rows > 2 * TILE_M,
+            Kind::W4a16(ScaleType::F32) => false,
+        };
+        if rows > if few { STREAMED_ROWS_FEW_TILES } else { STREAMED_ROWS } {
+            return Some(Self::Tiled(Tiles::Warps));
+        }
+        Some(match rows.div_ceil(TILE_M) {
+            0 | 1 if wide => Self::Wide8,
+            2 if wide => Self::Wide16,
+            3 | 4 if wide => Self::Wide32,
+            _ if wide => Self::Wide64,
+            0 | 1 if few => Self::M8Few,
+            0 | 1 => Self::M8,
+            2 if few => Self::M16Few,
+            2 => Self::M16,
+            _ if tiles <= FEW_TILES_MANY_ROWS => Self::M64Few,
+            3 | 4 => Self::M32,
+            // Sums of 64 rows and two tiles are more than registers hold beside codes: 32 rows twice.
+            _ if kind == Kind::W4a16(ScaleType::Bf16) => Self::M32,
+            _ => Self::M64,
+        })
+    }
+
+    /// The kernel of a format; none where it has no such one.
+    pub(super) fn kernel_of(self, kind: Kind) -> Option<&'static Kernel<StreamArgs>> {
+        let [of_bf16, of_w4, of_w4_s32] = match self {
+            Self::Tiled(tiles) => return tiles.entry(kind),
+            Self::M8 => [Some(&bf16::GEMM_BF16_M8), Some(&w4::GEMM_W4A16_M8), Some(&w4::GEMM_W4A16_S32_M8)],
+            Self::M8Few => {
+                [Some(&bf16::GEMM_BF16_M8_FEW), Some(&w4::GEMM_W4A16_M8_FEW), Some(&w4::GEMM_W4A16_S32_M8_FEW)]
+            }
+            Self::M16 => [Some(&bf16::GEMM_BF16_M16), Some(&w4::GEMM_W4A16_M16), Some(&w4::GEMM_W4A16_S32_M16)],
+            Self::M16Few => {
+                [Some(&bf16::GEMM_BF16_M16_FEW), Some(&w4::GEMM_W4A16_M16_FEW), Some(&w4::GEMM_W4A16_S32_M16_FEW)]
+            }
+            Self::M32 => [Some(&bf16::GEMM_BF16_M32), Some(&w4::GEMM_W4A16_M32), Some(&w4::GEMM_W4A16_S32_M32)],
+            Self::M64 => [Some(&bf16::GEMM_BF16_M64), None, Some(&w4::GEMM_W4A16_S32_M64)],
+            Self::M64Few => {
+                [Some(&bf16::GEMM_BF16_M64_FEW), Some(&w4::GEMM_W4A16_M64_FEW), Some(&w4::GEMM_W4A16_S32_M64_FEW)]
+            }
+            Self::Wide8 => [None, Some(&w4::GEMM_W4A16_WIDE8), None],
+            Self::Wide16 => [None, Some(&w4::GEMM_W4A16_WIDE16), None],
+            Self::Wide32 => [Some(&bf16::GEMM_BF16_WIDE32), Some(&w4::GEMM_W4A16_WIDE32), None],
+            Self::Wide64 => [Some(&bf16::GEMM_BF16_WIDE64), Some(&w4::GEMM_W4A16_WIDE64), None],
+        };
+        match kind {
+            Kind::F32 => None,
+            Kind::Bf16 => of_bf16,
+            Kind::W4a16(ScaleType::Bf16) => of_w4,
+            Kind::W4a16(ScaleType::F32) => of_w4_s32,
+        }
+    }
+
+    /// The name of that kernel for such a weight.
+    pub fn kernel(self, weight: &HostWeight) -> Option<&'static str> {
+        self.kernel_of(Kind::of(&weight.data)).map(Kernel::name)
+    }
+
+    /// How that kernel divides its work.
+    pub(super) fn tiling(self, kind: Kind) -> Option<Tiling> {
+        let [of_bf16, of_w4] = match self {
+            Self::Tiled(tiles) => return Some(Tiling::Tiled(tiles)),
+            Self::Wide8 => return Some(Tiling::Wide(w4::WIDE8)),
+            Self::Wide16 => return Some(Tiling::Wide(w4::WIDE16)),
+            Self::Wide32 if kind == Kind::Bf16 => return Some(Tiling::Wide(bf16::WIDE32)),
+            Self::Wide32 => return Some(Tiling::Wide(w4::WIDE32)),
+            Self::Wide64 if kind == Kind::Bf16 => return Some(Tiling::Wide(bf16::WIDE64)),
+            Self::Wide64 => return Some(Tiling::Wide(w4::WIDE64)),
+            Self::M8 if kind == Kind::W4a16(ScaleType::F32) => [bf16::M8, w4::M8_S32],
+            Self::M8 => [bf16::M8, w4::M8],
+            Self::M8Few => [bf16::M8_FEW, w4::M8_FEW],
+            Self::M16 => [bf16::M16, w4::M16],
+            Self::M16Few => [bf16::M16_FEW, w4::M16_FEW],
+            Self::M32 => [bf16::M32, w4::M32],
+            // W4A16 has it with f32 scales alone: one tile a team.
+            Self::M64 => [bf16::M64, w4::M64_FEW],
+            Self::M64Few => [bf16::M64_FEW, w4::M64_FEW],
+        };
+        match kind {
+            Kind::F32 => None,
+            Kind::Bf16 => Some(Tiling::Stream(of_bf16)),
+            Kind::W4a16(_) => Some(Tiling::Stream(of_w4)),
+        }
+    }
+
+    /// Whether a device can; the CPU device can all.
+    pub fn runs_on(self, device: &Device) -> bool {
+        match self {
+            Self::Tiled(tiles) => tiles.runs_on(device),
+            _ => true,
+        }
+    }
+
+    /// Whether each warp takes all slices of k in turn; else they go to different warps.
+    pub(super) fn in_turn(self) -> bool {
+        matches!(self, Self::Tiled(_) | Self::Wide8 | Self::Wide16 | Self::Wide32 | Self::Wide64)
+    }
+}
+
+/// As the kernel's name ends.
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Self::M8 => "m8",
+            Self::M8Few => "m8_few",
+            Self::M16 => "m16",
+            Self::M16Few => "m16_few",
+            Self::M32 => "m32",
+            Self::M64 => "m64",
+            Self::M64Few => "m64_few",
+            Self::Wide8 => "wide8",
+            Self::Wide16 => "wide16",
+            Self::Wide32 => "wide32",
+            Self::Wide64 => "wide64",
+            Self::Tiled(Tiles::Warps) => "tiled",
+            Self::Tiled(Tiles::Warpgroups) => "wgmma",
+        })
+    }
+}
+
+impl FromStr for Variant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = || Self::ALL.map(|variant| variant.to_string()).join(", ");
+        let found = Self::ALL.into_iter().find(|variant| variant.to_string() == text);
+        found.ok_or_else(|| format!("variant `{text}`: expected one of {}", names()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is chosen exists: only f32 is without a choice.
+    #[test]
+    fn chosen_variants_exist() {
+        for kind in Kind::ALL {
+            for tiles in [1, FEW_TILES_MANY_ROWS, FEW_TILES_MANY_ROWS + 1, FEW_TILES, FEW_TILES + 1, TALL_TILES] {
+                for rows in 0..=STREAMED_ROWS_FEW_TILES + 1 {
+                    let chosen = Variant::of(kind, tiles * TILE_N, rows);
+                    let exists = chosen.is_some_and(|v| v.kernel_of(kind).is_some() && v.tiling(kind).is_some());
+                    assert_eq!(exists, kind != Kind::F32, "{kind:?}, {tiles} tiles, {rows} rows: {chosen:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_kernels_ends() {
+        for (kind, variant) in Kind::ALL.into_iter().flat_map(|kind| Variant::ALL.map(|variant| (kind, variant))) {
+            if let Some(kernel) = variant.kernel_of(kind) {
+                assert!(kernel.name().ends_with(&format!("_{variant}")), "{} of {variant}", kernel.name());
+            }
+            assert_eq!(variant.to_string().parse(), Ok(variant));
+        }
+    }
+}
