@@ -1,7 +1,7 @@
 """acceptance-cases.safetensors: accepted length on the 30 held-out prompts of the trained model's acceptance.json.
 
-The prompts come from `train/prompts.json`. The twin decodes each one plainly and with every tree, with float64 sums as
-the published run did, and must count the same rounds and tokens as acceptance.json in every mode, to the last one.
+The prompts come from `train/prompts.json`. The twin decodes each one plainly and with every tree, with float64 sums and
+the softmax of the published run, and must count the same rounds and tokens as acceptance.json in every mode, to the last one.
 """
 import json
 from pathlib import Path
@@ -29,8 +29,8 @@ def read_prompts():
 
 
 def twin(bundle):
-    """Target and drafter with float64 sums."""
-    target = Model(bundle.config, bundle.settings, bundle.weights, Arithmetic(np.float64))
+    """Target and drafter with the sums and the softmax of the published run."""
+    target = Model(bundle.config, bundle.settings, bundle.weights, Arithmetic(np.float64, published=True))
     return target, Drafter(bundle.drafter_config, bundle.weights, target)
 
 

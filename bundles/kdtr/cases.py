@@ -8,7 +8,7 @@ import heapq
 import numpy as np
 
 from .numerics import bf16_bits, bf16_values, dequantize_w4a16, pack, round_bf16
-from .reference import softmax_scale
+from .reference import LOG2_E, softmax_scale, softmax_weights
 from .tiny import CONFIG
 from .tree import accept, best_first, visibility
 
@@ -77,10 +77,10 @@ def mla_cases(rng):
         if context == 300:
             cache[7] *= 4  # one key far above the rest
         see = np.concatenate((np.ones((rows, context), bool), visibility(parents)), 1)
-        s = np.einsum("mhd,td->mht", q.astype(np.float64), cache.astype(np.float64)) * float(scale)
+        s = np.einsum("mhd,td->mht", q.astype(np.float64), cache.astype(np.float64)) * float(scale) * LOG2_E
         s = np.where(see[:, None], s, -np.inf)
-        p = np.exp(s - s.max(-1, keepdims=True))
-        z = round_bf16(p) @ cache[:, :LATENT].astype(np.float64) / p.sum(-1, keepdims=True)
+        p = softmax_weights(s)
+        z = p @ cache[:, :LATENT].astype(np.float64) / p.sum(-1, keepdims=True)
         out |= {f"mla.{i}.q": q, f"mla.{i}.cache": bf16_bits(cache), f"mla.{i}.ancestors": ancestor_bits(parents),
                 f"mla.{i}.scale": np.array([scale], np.float32), f"mla.{i}.z": z.astype(np.float32)}
     return out

@@ -12,13 +12,19 @@ import numpy as np
 from .numerics import round_bf16
 from .rotary import rope, rotate_pairs, softmax_scale, yarn_frequencies
 
+LOG2_E = 1 / np.log(2)
+
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Type of the accumulators, and the order of the sums over k (`reverse`: from the last k to the first)."""
+    """Type of the accumulators, and the order of the sums over k (`reverse`: from the last k to the first).
+
+    `published`: softmax as in the scripts that trained and measured the small model (`attend_as_published`).
+    """
 
     dtype: type = np.float32
     reverse: bool = False
+    published: bool = False
 
     def matmul(self, x, w):
         """x [..., M, K], w [..., K, N]."""
@@ -48,11 +54,28 @@ def sigmoid(x):
         return 1 / (1 + np.exp(-x))
 
 
+def softmax_weights(s):
+    """Scores in base 2 -> weights up to 1, rounded to bf16.
+
+    The base is a whole number: to weigh against another one is then to multiply by a power of two, which no rounding to
+    bf16 notices. So a program may take any base, and change it underway, and has these very weights.
+    """
+    return round_bf16(np.exp2(s - np.ceil(s.max(-1, keepdims=True))))
+
+
 def attend(arith, q, keys, values, scale, mask):
     """q [..., R, D] and keys [T, D], values [T, V], all bf16 values; mask [R, T] -> z [..., R, V] not rounded.
 
-    Softmax weights are rounded for the product; the denominator is the sum of the unrounded ones.
+    The denominator is the sum of the rounded weights: rounding moves weight between keys and adds none.
     """
+    if arith.published:
+        return attend_as_published(arith, q, keys, values, scale, mask)
+    p = softmax_weights(arith.matmul(q, np.swapaxes(keys, -1, -2)) * arith.dtype(scale * LOG2_E) + mask)
+    return arith.matmul(p, values) / p.sum(-1, keepdims=True)
+
+
+def attend_as_published(arith, q, keys, values, scale, mask):
+    """The same with weights relative to the row's maximum and a denominator of unrounded weights."""
     s = arith.matmul(q, np.swapaxes(keys, -1, -2)) * arith.dtype(scale) + mask
     p = np.exp(s - s.max(-1, keepdims=True))
     return arith.matmul(round_bf16(p), values) / p.sum(-1, keepdims=True)

@@ -13,6 +13,7 @@ from kdtr import tiny  # noqa: E402
 from kdtr.format import Bundle, FormatError, Golden, Weight, load_tensors, save_tensors  # noqa: E402
 from kdtr.numerics import (bf16_bits, bf16_values, dequantize_w4a16, pack, quantize_w4a16,  # noqa: E402
                            round_bf16, unpack)
+from kdtr.reference import Arithmetic, attend, softmax_weights  # noqa: E402
 from kdtr.rotary import softmax_scale, yarn_frequencies  # noqa: E402
 
 
@@ -69,6 +70,26 @@ class Yarn(unittest.TestCase):
 
     def test_scale(self):
         self.assertAlmostEqual(softmax_scale(tiny.CONFIG), 0.144679625802689, delta=1e-15)
+
+
+class Softmax(unittest.TestCase):
+    def test_any_base_gives_the_same_weights(self):
+        s = np.random.default_rng(3).standard_normal((40, 300)).astype(np.float32) * 9
+        whole, first = softmax_weights(s), softmax_weights(s[:, :64])
+        factor = first / whole[:, :64]
+        self.assertTrue((factor == factor[:, :1]).all())
+        self.assertTrue((np.log2(factor) == np.round(np.log2(factor))).all())
+        self.assertTrue((factor > 1).any())
+
+    def test_rounding_adds_no_weight(self):
+        rng = np.random.default_rng(4)
+        q, keys, mask = rng.standard_normal((5, 64)), rng.standard_normal((90, 64)), np.zeros((5, 90))
+        ones = attend(Arithmetic(np.float64), q, keys, np.ones((90, 3)), 0.2, mask)
+        self.assertLess(np.abs(ones - 1).max(), 1e-12)
+        mask[:, 1:] = -np.inf
+        values = round_bf16(rng.standard_normal((90, 3)))
+        alone = attend(Arithmetic(np.float64), q, keys, values, 0.2, mask)
+        self.assertTrue((alone == values[0]).all())
 
 
 class File(unittest.TestCase):

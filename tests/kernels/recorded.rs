@@ -3,7 +3,7 @@
 use cuda_std::bf16;
 use gpu::args::attention::KEY;
 use kdtree::device::Device;
-use kdtree::reference::{Draft, Tree};
+use kdtree::reference::{Draft, Tree, bounds};
 use safetensors::{Dtype, SafeTensors};
 
 use super::support::{Outcome, Suite, check, close, equal, root};
@@ -12,8 +12,6 @@ use super::{accept, mla_attention, tree_build};
 const TREES: usize = 15;
 const WALKS: usize = 10;
 const ATTENTIONS: usize = 8;
-/// Weights are rounded relative to another maximum than the recorded ones: 2^-9 of each.
-const ATTENTION_TOLERANCE: f64 = 4e-3;
 /// A pick that is in no tree, for the recorded -1, which the engine takes as an error.
 const NO_CHILD: i32 = i32::MAX;
 
@@ -99,7 +97,7 @@ fn mla(device: &Device, case: usize) -> Outcome {
         plan: None,
     };
     let want: Vec<f64> = floats("z")?.into_iter().map(f64::from).collect();
-    close("z", &case.run(device)?, &want, ATTENTION_TOLERANCE)
+    close("z", &case.run(device)?, &want, bounds::ATTENTION_ROUNDED)
 }
 
 fn all_cases_are_run() -> Outcome {

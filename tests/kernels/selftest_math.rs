@@ -184,6 +184,7 @@ fn math(device: &Device, x: Vec<f32>) -> Outcome {
     let quarter = |i: usize, nibble: u32| round(((w[i] >> (4 * nibble) & 15) as f32 - 8.0) / 4.0);
     let quad = |i: usize| (u64::from(x[i].to_bits()) << 20 | u64::from(y[i].to_bits()), u64::from(w[i]));
     float("sqrt", 3, &|i| x[i].sqrt())?;
+    float("ceil", 26, &|i| x[i].ceil())?;
     float("fma", 8, &|i| x[i].mul_add(y[i], -x[i]))?;
     exact("to_bf16", 9, &|i| round(x[i]))?;
     exact("pack_bf16", 10, &|i| round(x[i]) | round(y[i]) << 16)?;

@@ -34,6 +34,12 @@ pub fn sqrt(x: f32) -> f32 {
     arch::sqrt(x)
 }
 
+/// Least whole number not below x (`cvt.rpi.f32.f32`); NaN and infinities stay.
+#[inline(always)]
+pub fn ceil(x: f32) -> f32 {
+    arch::ceil(x)
+}
+
 /// e^x through [`exp2`].
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {

@@ -495,7 +495,9 @@ macro_rules! unary {
         }
     )* };
 }
-unary! { exp2 "ex2.approx.ftz.f32"; log2 "lg2.approx.f32"; rsqrt "rsqrt.approx.f32"; sqrt "sqrt.rn.f32"; }
+unary! {
+    exp2 "ex2.approx.ftz.f32"; log2 "lg2.approx.f32"; rsqrt "rsqrt.approx.f32"; sqrt "sqrt.rn.f32"; ceil "cvt.rpi.f32.f32";
+}
 
 #[inline(always)]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {

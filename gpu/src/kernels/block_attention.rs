@@ -4,14 +4,15 @@
 //! ```text
 //! s[r, h, j] = scale * q[r, h] . k[j, h / group]               j in 0 .. S + rows, group = heads / kv_heads
 //!                                                              window: j in S + r + 1 - w .. S + r + 1
-//! out[r, h]  = sum_j w_j v[j, h / group] / sum_j w_j           w_j = 2^(scale log2 e * (s_j - max))
+//! out[r, h]  = sum_j w_j v[j, h / group] / sum_j w_j           w_j = 2^(scale log2 e * s_j - base)
 //! ```
 //!
 //! The heads of a group share keys, so queries r * group + (h % group) of one group are packed into 16-row tiles. Grid:
-//! x = tiles, y = key heads. Each of a block's 8 warps takes every eighth step of 16 keys and keeps maximum, sum and
+//! x = tiles, y = key heads. Each of a block's 8 warps takes every eighth step of 16 keys and keeps base, sum and
 //! weighted values of its own; queries and weights stay in registers, keys and values come from global memory (see
 //! [`super::fragments`]), each read by one warp. At the end the warps' sums are added in ascending order through shared
-//! memory. Weights are rounded to bf16 for the product, and sums are of the rounded ones.
+//! memory. Weights are rounded to bf16 for the product, and sums are of the rounded ones. A base is the largest score so
+//! far, up to a whole number (see [`softmax_base`]).
 
 use cuda_std::{dynamic_shared, kernel, math, thread, warp};
 
@@ -32,7 +33,7 @@ const STEP: usize = 16;
 /// Neighbouring values that a thread adds up and stores at the end.
 const OWN: usize = 4;
 
-/// Values of the warps' statistics (maximum and sum a row), in front of their sums.
+/// Values of the warps' statistics (base and sum a row), in front of their sums.
 const STATS: usize = 2 * WARPS * TILE;
 
 /// Bytes of dynamic shared memory of a block for heads of `head_dim`.
@@ -83,7 +84,7 @@ fn attention<const DIM: usize, const CHUNKS: usize, const SPANS: usize>(a: Block
         q[c] = [piece(low, c * CHUNK + quad * PIECE), piece(high, c * CHUNK + quad * PIECE)];
     });
 
-    let mut max = [f32::NEG_INFINITY; 2];
+    let mut base = [f32::NEG_INFINITY; 2];
     let mut sum = [0f32; 2];
     let mut acc: [Sums; SPANS] = [[[0.0; 4]; PIECE]; SPANS];
     let head = kv_head as usize * DIM;
@@ -102,7 +103,7 @@ fn attention<const DIM: usize, const CHUNKS: usize, const SPANS: usize>(a: Block
             });
         });
         unroll!(half in 0 1; {
-            let mut new = max[half];
+            let mut new = base[half];
             unroll!(n in 0 1; {
                 unroll!(i in 0 1; {
                     let key = key0 + 8 * n + 2 * quad + i;
@@ -113,17 +114,17 @@ fn attention<const DIM: usize, const CHUNKS: usize, const SPANS: usize>(a: Block
                 });
             });
             new = new.max(warp::shfl_xor(new, 1));
-            new = new.max(warp::shfl_xor(new, 2));
-            let base = softmax_base(new);
-            let shrink = math::exp2(max[half] - base);
-            max[half] = new;
+            new = math::ceil(new.max(warp::shfl_xor(new, 2)));
+            let subtract = softmax_base(new);
+            let shrink = math::exp2(base[half] - subtract);
+            base[half] = new;
             sum[half] *= shrink;
             unroll!(span in 0 1 below SPANS; {
                 scale_rows(&mut acc[span], half, shrink);
             });
             unroll!(n in 0 1; {
                 unroll!(i in 0 1; {
-                    s[n][2 * half + i] = math::exp2(s[n][2 * half + i] - base);
+                    s[n][2 * half + i] = math::exp2(s[n][2 * half + i] - subtract);
                 });
             });
         });
@@ -151,7 +152,7 @@ fn attention<const DIM: usize, const CHUNKS: usize, const SPANS: usize>(a: Block
         let total = pair + warp::shfl_xor(pair, 2);
         if quad == 0 {
             let at = warp * TILE + half * 8 + group;
-            stats.set(at, max[half]);
+            stats.set(at, base[half]);
             stats.set(WARPS * TILE + at, total);
         }
         unroll!(span in 0 1 below SPANS; {

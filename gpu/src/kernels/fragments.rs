@@ -60,11 +60,15 @@ fn high_halves(first: u32, second: u32) -> u32 {
     first >> 16 | second & 0xFFFF_0000
 }
 
-/// What is subtracted from scores whose largest is `max`: 0 where no key was seen, so that weights become 2^-inf = 0
-/// and not 2^(inf - inf).
+/// What is subtracted from scores of base `base`: 0 where no key was seen, so that weights become 2^-inf = 0 and not
+/// 2^(inf - inf).
+///
+/// Bases are whole numbers, [`math::ceil`] of a score. To weigh against another base is then to multiply by a power of
+/// two, which no rounding notices: which score the base comes from changes no bit of a weight, and a change of base, of
+/// a part's or of a warp's, none of a sum.
 #[inline(always)]
-pub fn softmax_base(max: f32) -> f32 {
-    if max == f32::NEG_INFINITY { 0.0 } else { max }
+pub fn softmax_base(base: f32) -> f32 {
+    if base == f32::NEG_INFINITY { 0.0 } else { base }
 }
 
 /// Multiplies the lower (0) or upper (1) 8 rows.

@@ -13,12 +13,13 @@
 //!
 //! 1. score: 4 warps share the tiles of queries and keys, 4 others do the same for the other half of each key's
 //!    columns; the two then swap halves of their sums, so that each has whole scores of half of its rows;
-//! 2. turn scores into weights, rounded to bf16 in shared memory; sums are of the unrounded weights;
+//! 2. turn scores into weights, rounded to bf16 in shared memory; sums are of the rounded weights, so that the weights
+//!    of a row have the sum that it is divided by (a key that counts alone is its latent, to the bit);
 //! 3. multiply all weights with their own 64 columns of the latent, whose sums they keep in registers.
 //!
 //! The base of a row need not be its largest score, only near: bf16 and f32 have exponents to spare. It is the largest
-//! of the first round, and grows only when a later score is [`HEADROOM`] above it, which a warp finds by itself and all
-//! learn from a flag. So nothing is exchanged or rescaled in other rounds.
+//! of the first round, up to a whole number (see [`softmax_base`]), and grows only when a later score is [`HEADROOM`]
+//! above it, which a warp finds by itself and all learn from a flag. So nothing is exchanged or rescaled in other rounds.
 //!
 //! Part y owns keys that follow from S, rows and the grid's parts ([`part`]); with more than one part sums are left
 //! undivided for [`super::mla_merge`], with base and sum of weights. A row's bits depend on the keys it sees, their
@@ -398,7 +399,7 @@ fn largest<const OWN: usize, const KEYS8: usize>(s: &Scores<OWN, KEYS8>) -> [f32
     max
 }
 
-/// Weights of the scores, rounded into shared memory; their sums unrounded.
+/// Weights of the scores, rounded into shared memory, and the sums of what was stored there.
 #[inline(always)]
 fn weights<const OWN: usize, const KEYS8: usize>(
     s: &Scores<OWN, KEYS8>,
@@ -412,9 +413,8 @@ fn weights<const OWN: usize, const KEYS8: usize>(
     unroll!(tile in 0 1 below OWN; {
         let base = softmax_base(base[tile]);
         unroll!(n in 0 1 2 3 below KEYS8; {
-            let (low, high) = (math::exp2(s[tile][n][0] - base), math::exp2(s[tile][n][1] - base));
-            let pair = math::pack_bf16(low, high);
-            sum[tile][n / (SUM_KEYS / 8)] += low + high;
+            let pair = math::pack_bf16(math::exp2(s[tile][n][0] - base), math::exp2(s[tile][n][1] - base));
+            sum[tile][n / (SUM_KEYS / 8)] += math::bf16_lo(pair) + math::bf16_hi(pair);
             let to = piece_at(own_row(at, tile), at.column * KEYS8 + n) + 2 * at.quad;
             out.st4(to, pair);
         });
@@ -422,7 +422,7 @@ fn weights<const OWN: usize, const KEYS8: usize>(
     sum
 }
 
-/// Bases of rows with a score far above become the largest of this round; what was summed so far shrinks with them.
+/// Bases of rows with a score far above become the largest of this round, up to a whole number; what was summed so far shrinks with them.
 #[inline(always)]
 fn raise<const TILES: usize, const OWN: usize, const KEYS8: usize>(
     max: &[f32; OWN],
@@ -448,7 +448,7 @@ fn raise<const TILES: usize, const OWN: usize, const KEYS8: usize>(
             max = max.max(tiles.maxima.get(column * shape.rows() + row));
             column += 1;
         }
-        let new = if max > old + HEADROOM { max } else { old };
+        let new = if max > old + HEADROOM { math::ceil(max) } else { old };
         (new, math::exp2(old - softmax_base(new)))
     };
     unroll!(tile in 0 1 below TILES; {

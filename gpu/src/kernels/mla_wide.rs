@@ -362,8 +362,8 @@ fn ahead<const F8: bool>(source: Source, round: u32) {
     }
 }
 
-/// Weights of this warp's scores, rounded into shared memory; returns their sums unrounded. A base that a
-/// score exceeds by far becomes the row's largest score.
+/// Weights of this warp's scores, rounded into shared memory; returns the sums of what was stored there. A base that a
+/// score exceeds by far becomes the row's largest score, up to a whole number.
 #[inline(always)]
 fn weights(
     a: &MlaAttentionArgs,
@@ -411,7 +411,7 @@ fn weights(
             let pair = max[half].max(warp::shfl_xor(max[half], 1));
             let largest = pair.max(warp::shfl_xor(pair, 2));
             let old = base[half];
-            base[half] = if largest > old + HEADROOM { largest } else { old };
+            base[half] = if largest > old + HEADROOM { math::ceil(largest) } else { old };
             if at.quad == 0 {
                 tiles.bases.set(at.row(half), base[half]);
                 tiles.shrinks.set(at.row(half), math::exp2(old - softmax_base(base[half])));
@@ -425,10 +425,9 @@ fn weights(
     unroll!(half in 0 1; {
         let base = softmax_base(base[half]);
         unroll!(n in 0 1 2 3; {
-            let (low, high) = (math::exp2(s[n][2 * half] - base), math::exp2(s[n][2 * half + 1] - base));
-            sum[half] += low + high;
-            let to = piece_at(at.row(half), odd * KEYS8 + n) + 2 * at.quad;
-            tiles.weights.st4(to, math::pack_bf16(low, high));
+            let pair = math::pack_bf16(math::exp2(s[n][2 * half] - base), math::exp2(s[n][2 * half + 1] - base));
+            sum[half] += math::bf16_lo(pair) + math::bf16_hi(pair);
+            tiles.weights.st4(piece_at(at.row(half), odd * KEYS8 + n) + 2 * at.quad, pair);
         });
     });
     sum

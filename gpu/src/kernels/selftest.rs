@@ -334,7 +334,7 @@ pub fn selftest_matrix(a: SelftestMatrixArgs) {
 }
 
 /// Rows that `selftest_math` writes.
-pub const MATH_ROWS: usize = 26;
+pub const MATH_ROWS: usize = 27;
 
 /// Blocks of `THREADS` over `n` numbers: each thread does every operation on one of them.
 #[kernel]
@@ -373,5 +373,6 @@ pub fn selftest_math(a: SelftestMathArgs) {
         put(23, q);
         put(24, r);
         put(25, s);
+        put(26, math::ceil(x).to_bits());
     }
 }

@@ -1,5 +1,7 @@
 //! Twins of the attention side: `query`, `kv_append`, `head_norm_rope`, `mla_attention`, `block_attention`.
 
+use std::f64::consts::LOG2_E;
+
 use cuda_std::bf16;
 use gpu::args::attention::{KEY, LATENT, ROPE};
 
@@ -72,10 +74,19 @@ pub fn head_norm_rope(
     x.chunks(head_dim).flat_map(head).collect()
 }
 
+/// What a twin makes of its softmax weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    Exact,
+    /// As the kernels: once to bf16, relative to a whole power of two, also for the sum that divides.
+    Rounded,
+}
+
 /// Softmax of `scale * q . key(j)` over the visible keys, times their values.
 fn attend<'a>(
     q: &[bf16],
     visible: &[usize],
+    rounding: Weights,
     scale: f32,
     key: impl Fn(usize) -> &'a [bf16],
     value: impl Fn(usize) -> &'a [bf16],
@@ -84,7 +95,12 @@ fn attend<'a>(
     let dot = |k: &[bf16]| q.iter().zip(k).map(|(a, b)| a.to_f64() * b.to_f64()).sum::<f64>();
     let scores: Vec<f64> = visible.iter().map(|&j| f64::from(scale) * dot(key(j))).collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+    let base = (max * LOG2_E).ceil();
+    let weight = |s: &f64| match rounding {
+        Weights::Exact => (s - max).exp(),
+        Weights::Rounded => bf16::from_f64((s * LOG2_E - base).exp2()).to_f64(),
+    };
+    let weights: Vec<f64> = scores.iter().map(weight).collect();
     let total: f64 = weights.iter().sum();
     let column = |i: usize| visible.iter().zip(&weights).map(|(&j, w)| w * value(j)[i].to_f64()).sum::<f64>() / total;
     (0..width).map(column).collect()
@@ -107,12 +123,26 @@ pub fn mla_attention(
     heads: usize,
     scale: f32,
 ) -> Vec<f64> {
+    mla_attention_with(Weights::Exact, q, cache, ancestors, committed, rows, heads, scale)
+}
+
+/// As [`mla_attention`], with weights as said.
+pub fn mla_attention_with(
+    weights: Weights,
+    q: &[bf16],
+    cache: &[bf16],
+    ancestors: &[u32],
+    committed: usize,
+    rows: usize,
+    heads: usize,
+    scale: f32,
+) -> Vec<f64> {
     let key = |j: usize| &cache[j * KEY..(j + 1) * KEY];
     let mut out = Vec::new();
     for row in 0..rows {
         let visible = visible_slots(ancestors, rows, row, committed);
         for q in q[row * heads * KEY..(row + 1) * heads * KEY].chunks(KEY) {
-            out.extend(attend(q, &visible, scale, key, key, LATENT));
+            out.extend(attend(q, &visible, weights, scale, key, key, LATENT));
         }
     }
     out
@@ -138,7 +168,8 @@ pub fn block_attention(
         let sees = |&slot: &usize| window.is_none_or(|w| slot <= committed + row && committed + row < slot + w);
         let visible: Vec<usize> = (0..committed + rows).filter(sees).collect();
         let at = |j: usize| (j * kv_heads + head) * head_dim..(j * kv_heads + head + 1) * head_dim;
-        out.extend(attend(q, &visible, scale, |j| &k[at(j)], |j| &v[at(j)], head_dim));
+        let (key, value) = (|j: usize| &k[at(j)], |j: usize| &v[at(j)]);
+        out.extend(attend(q, &visible, Weights::Exact, scale, key, value, head_dim));
     }
     out
 }

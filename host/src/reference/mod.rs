@@ -10,7 +10,8 @@ mod norm;
 mod picks;
 mod tree;
 
-pub use attention::{block_attention, head_norm_rope, kv_append, mla_attention, query, visible_slots};
+pub use attention::{Weights, block_attention, head_norm_rope, kv_append, mla_attention, mla_attention_with};
+pub use attention::{query, visible_slots};
 pub use commit::commit;
 pub use experts::{combine, expert_sort, route, swiglu};
 pub use f8::{e4m3, f8_rows, f8_values};

@@ -415,6 +415,11 @@ pub fn sqrt(x: f32) -> f32 {
 }
 
 #[inline(always)]
+pub fn ceil(x: f32) -> f32 {
+    x.ceil()
+}
+
+#[inline(always)]
 pub fn cvt_bf16x2(lo: f32, hi: f32) -> u32 {
     let bits = |x: f32| if x.is_nan() { 0x7FFF } else { bf16::from_f32(x).to_bits() as u32 };
     bits(lo) | bits(hi) << 16
