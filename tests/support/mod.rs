@@ -30,14 +30,14 @@ impl Suite {
     pub fn both(&mut self, name: impl Into<String>, case: impl Fn(&Device) -> Outcome + Send + Sync + Clone + 'static) {
         let name = name.into();
         let on_cpu = case.clone();
-        let cpu = move || on_cpu(&Device::cpu(Mode::Checked { seed: 1 }));
+        let cpu = move || on_cpu(&cpu(Mode::Checked { seed: 1 }));
         self.trials.push(Trial::test(format!("cpu::{name}"), cpu));
         self.cuda(name, case);
     }
 
     /// A case of the CPU device alone: faults, which would end a GPU's context.
     pub fn cpu(&mut self, name: impl Into<String>, case: impl Fn(&Device) -> Outcome + Send + 'static) {
-        let run = move || case(&Device::cpu(Mode::Checked { seed: 1 }));
+        let run = move || case(&cpu(Mode::Checked { seed: 1 }));
         self.trials.push(Trial::test(format!("cpu::{}", name.into()), run));
     }
 
@@ -49,7 +49,7 @@ impl Suite {
     ) {
         let name = name.into();
         let on_cpu = case.clone();
-        self.trials.push(Trial::test(format!("cpu::{name}"), move || on_cpu(&Device::cpu(Mode::Fast))));
+        self.trials.push(Trial::test(format!("cpu::{name}"), move || on_cpu(&cpu(Mode::Fast))));
         self.cuda(name, case);
     }
 
@@ -78,12 +78,24 @@ impl Suite {
     }
 }
 
+/// Bytes of shared memory that a block may have: `KDTREE_SHARED`, to run on a large card what a small one takes.
+fn shared() -> u32 {
+    match std::env::var("KDTREE_SHARED") {
+        Ok(bytes) => bytes.parse().expect("KDTREE_SHARED is a number of bytes"),
+        Err(_) => u32::MAX,
+    }
+}
+
+fn cpu(mode: Mode) -> Device {
+    Device::cpu_within(mode, shared())
+}
+
 /// GPU 0 with the kernels of `KDTREE_PTX` (`sm_80`), or the best ones.
 fn cuda() -> Result<&'static Device, String> {
     static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
     let open = || {
         let ptx = std::env::var("KDTREE_PTX").ok();
-        match Device::cuda(0, ptx.as_deref()) {
+        match Device::cuda_within(0, ptx.as_deref(), shared()) {
             Ok(device) => Ok(device),
             Err(DeviceError::NoDevice(why)) => Err(why),
             Err(broken) => Err(format!("the GPU is there but broken: {broken}")),

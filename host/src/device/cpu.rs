@@ -17,6 +17,8 @@ type Launch = Box<dyn Fn() -> std::result::Result<(), Fault> + Send + Sync>;
 
 pub struct CpuDevice {
     mode: Mode,
+    /// Most dynamic shared memory of a block, bytes.
+    max_shared: u32,
     /// Launches of the captures in progress, each of the thread that captures.
     captures: Mutex<HashMap<ThreadId, Vec<Launch>>>,
 }
@@ -28,8 +30,8 @@ fn layout(bytes: usize) -> Result<Layout> {
 }
 
 impl CpuDevice {
-    pub fn new(mode: Mode) -> Self {
-        Self { mode, captures: Mutex::default() }
+    pub fn new(mode: Mode, max_shared: u32) -> Self {
+        Self { mode, max_shared: max_shared.min(cpu::MAX_SHARED as u32), captures: Mutex::default() }
     }
 
     pub fn info(&self) -> Info {
@@ -44,7 +46,7 @@ impl CpuDevice {
             memory: None,
             multiprocessors: rayon::current_num_threads() as u32,
             l2: None,
-            max_shared: cpu::MAX_SHARED as u32,
+            max_shared: self.max_shared,
         }
     }
 
@@ -110,6 +112,13 @@ impl CpuDevice {
     }
 
     pub fn launch<A: Copy + Send + Sync + 'static>(&self, kernel: &Kernel<A>, dims: Dims, args: A) -> Result<()> {
+        if dims.shared > self.max_shared {
+            let what = format!(
+                "{} bytes of dynamic shared memory; at most {} are possible on this device",
+                dims.shared, self.max_shared
+            );
+            return Err(DeviceError::Contract { kernel: kernel.name(), what });
+        }
         if let Some(launches) = self.captures().get_mut(&thread::current().id()) {
             let (kernel, mode) = (*kernel, self.mode);
             launches.push(Box::new(move || cpu::launch(&kernel, dims, args, mode)));

@@ -80,9 +80,9 @@ pub fn elapsed_us(start: &Event, end: &Event) -> Result<f64> {
 }
 
 impl CudaDevice {
-    pub fn open(ordinal: u32, ptx: Option<&str>) -> Result<Self> {
+    pub fn open(ordinal: u32, ptx: Option<&str>, shared: u32) -> Result<Self> {
         Ok(Self {
-            card: Arc::new(Card::open(ordinal, ptx)?),
+            card: Arc::new(Card::open(ordinal, ptx, shared)?),
             recording: Mutex::default(),
             recorder: Mutex::default(),
             dropped: Mutex::default(),

@@ -107,12 +107,23 @@ thread_local! {
 impl Device {
     /// The CPU device.
     pub fn cpu(mode: Mode) -> Self {
-        Self(Arc::new(Backend::Cpu(cpu::CpuDevice::new(mode))))
+        Self::cpu_within(mode, u32::MAX)
+    }
+
+    /// The CPU device as one whose blocks have at most `shared` bytes of shared memory.
+    pub fn cpu_within(mode: Mode, shared: u32) -> Self {
+        Self(Arc::new(Backend::Cpu(cpu::CpuDevice::new(mode, shared))))
     }
 
     /// GPU `ordinal`, with the PTX of target `ptx` (`sm_90`), or the best that device and driver accept.
     pub fn cuda(ordinal: u32, ptx: Option<&str>) -> Result<Self> {
-        Ok(Self(Arc::new(Backend::Cuda(cuda::CudaDevice::open(ordinal, ptx)?))))
+        Self::cuda_within(ordinal, ptx, u32::MAX)
+    }
+
+    /// As [`Self::cuda`], with at most `shared` bytes of shared memory a block: plans are those of a smaller card, and a
+    /// launch that asks for more is refused.
+    pub fn cuda_within(ordinal: u32, ptx: Option<&str>, shared: u32) -> Result<Self> {
+        Ok(Self(Arc::new(Backend::Cuda(cuda::CudaDevice::open(ordinal, ptx, shared)?))))
     }
 
     /// Opens what was chosen. `Auto` takes GPU 0 when a driver and a device are there, else the CPU in fast mode; the

@@ -197,9 +197,11 @@ pub(super) struct Card {
 }
 
 impl Card {
-    pub fn open(ordinal: u32, forced: Option<&str>) -> Result<Self> {
+    /// `shared`: no block gets more bytes of shared memory.
+    pub fn open(ordinal: u32, forced: Option<&str>, shared: u32) -> Result<Self> {
         let version = driver()?;
-        let facts = Facts::of(ordinal)?;
+        let mut facts = Facts::of(ordinal)?;
+        facts.max_shared = facts.max_shared.min(shared);
         let candidates = ptx::candidates(ptx::PTX, &facts.name, facts.capability, forced)?;
         let context = cust_call("cuDevicePrimaryCtxRetain", Context::new(facts.device))?;
         cust_call("cuCtxSetCurrent", CurrentContext::set_current(&context))?;

@@ -68,7 +68,7 @@ fn look(report: &mut CudaReport) -> Result<()> {
 }
 
 fn card(facts: Facts) -> CudaCard {
-    let opened = CudaDevice::open(facts.ordinal, None);
+    let opened = CudaDevice::open(facts.ordinal, None, u32::MAX);
     let (ptx, problem) = match opened {
         Ok(device) => (Some(device.card.target), None),
         Err(error) => (None, Some(error.to_string())),
