@@ -31,6 +31,9 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("grouped::mixed::{n}x{k}"), move |d| random_tokens(d, &kinds, n, k, 4, true));
     }
     suite.both("grouped::every_count", every_count);
+    suite.both("grouped::rows_0_to_128", every_row_count);
+    suite.both("gate_up::rows_0_to_128", gate_up_row_counts);
+    suite.both("gate_up::skews", gate_up_skews);
     for (n, k) in [(1, 128), (33, 640), (300, 32)] {
         for kind in Kind::ALL.into_iter().filter(|kind| kind.takes(k)) {
             let case = move |d: &Device| gate_up_as_apart(d, [kind; 6], [kind; 6], n, k);
@@ -51,7 +54,10 @@ pub fn cases(suite: &mut Suite) {
         suite.cuda(format!("gate_up::{}::1040x2112", kind.name()), move |d| {
             gate_up_as_apart(d, [kind; 6], [kind; 6], 1040, 2112)
         });
-        suite.cuda(format!("grouped::{}::skews", kind.name()), move |d| skews(d, kind));
+        match kind {
+            Kind::W4 => suite.both("grouped::w4a16::skews", move |d| skews(d, kind)),
+            _ => suite.cuda(format!("grouped::{}::skews", kind.name()), move |d| skews(d, kind)),
+        }
         suite.cuda(format!("grouped::{}::repeats", kind.name()), move |d| repeats(d, kind));
     }
     suite.both("grouped::last_expert", last_expert);
@@ -195,6 +201,41 @@ fn every_count(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// 0 to 128 tokens of 2 experts each, one of which nobody chooses.
+fn every_row_count(device: &Device) -> Outcome {
+    let mut random = Random::new(25);
+    let all = Experts::random(device, &[Kind::W4, Kind::Bf16, Kind::W4, Kind::F32], 17, 64, &mut random)?;
+    (0..=128).try_for_each(|tokens| {
+        let experts: Vec<_> = (0..2 * tokens).map(|_| [0, 1, 3][random.below(3)]).collect();
+        all.case(device, 2, &experts, &mut random).map_err(|e| format!("{tokens} tokens: {e:?}").into())
+    })
+}
+
+/// As [`every_row_count`] for both products in one kernel.
+fn gate_up_row_counts(device: &Device) -> Outcome {
+    let mut random = Random::new(26);
+    let kinds = [Kind::W4, Kind::Bf16, Kind::W4, Kind::W4Wide];
+    let gate = Experts::random(device, &kinds, 17, 64, &mut random)?;
+    let up = Experts::random(device, &kinds, 17, 64, &mut random)?;
+    (0..=128).try_for_each(|tokens| {
+        let experts: Vec<_> = (0..2 * tokens).map(|_| [0, 1, 3][random.below(3)]).collect();
+        as_apart(device, &gate, &up, 2, &experts, &mut random).map_err(|e| format!("{tokens} tokens: {e:?}").into())
+    })
+}
+
+/// All tokens on one expert, on the same ones, one expert several times in a token.
+fn gate_up_skews(device: &Device) -> Outcome {
+    let (tokens, top_k, count) = (24, 4, 7);
+    let mut random = Random::new(29);
+    let gate = Experts::random(device, &vec![Kind::W4; count], 33, 128, &mut random)?;
+    let up = Experts::random(device, &vec![Kind::W4; count], 33, 128, &mut random)?;
+    let skews: [fn(usize) -> usize; 4] = [|_| 6, |pair| pair % 4, |pair| pair / 4 % 7, |pair| pair % 4 / 3 * 5];
+    skews.into_iter().try_for_each(|expert| {
+        let experts: Vec<_> = (0..tokens * top_k).map(expert).collect();
+        as_apart(device, &gate, &up, top_k, &experts, &mut random)
+    })
+}
+
 /// 64 tokens of 8 experts: all on one expert, all on the same eight, each expert but one, one expert eight times in a
 /// token, one token apart from the rest.
 fn skews(device: &Device, kind: Kind) -> Outcome {
@@ -269,9 +310,20 @@ fn gate_up_as_apart(device: &Device, gate: [Kind; 6], up: [Kind; 6], n: usize, k
     let (share, mut random) = (2, Random::new((n * 7 + k) as u64));
     let (g, u) = (Experts::random(device, &gate, n, k, &mut random)?, Experts::random(device, &up, n, k, &mut random)?);
     let experts: Vec<usize> = (0..11 * share).map(|pair| [pair % 5, 5, pair / 7][pair % 3]).collect();
-    let pairs = experts.len();
-    let x = X::random(device, pairs / share * k, &mut random)?;
-    let (order, tiles) = sorted(&experts, gate.len());
+    as_apart(device, &g, &u, share, &experts, &mut random)
+}
+
+fn as_apart(
+    device: &Device,
+    g: &Experts,
+    u: &Experts,
+    share: usize,
+    experts: &[usize],
+    random: &mut Random,
+) -> Outcome {
+    let (pairs, n, k) = (experts.len(), g.weights.n(), g.weights.k());
+    let x = X::random(device, pairs / share * k, random)?;
+    let (order, tiles) = sorted(experts, g.stored.len());
     let (order, tiles) = (device.upload(&order)?, device.upload(&tiles)?);
     let (f32, bf16) = (device.alloc::<f32>(pairs * n)?, device.alloc::<cuda_std::bf16>(pairs * n)?);
     let apart = [device.alloc::<f32>(pairs * n)?, device.alloc::<f32>(pairs * n)?];
@@ -290,7 +342,7 @@ fn gate_up_as_apart(device: &Device, gate: [Kind; 6], up: [Kind; 6], n: usize, k
     };
     gate_up(device, &p)?;
     let want = device.alloc::<f32>(pairs * n)?;
-    let products = [g.multiply(device, &x, share, &experts)?, u.multiply(device, &x, share, &experts)?];
+    let products = [g.multiply(device, &x, share, experts)?, u.multiply(device, &x, share, experts)?];
     let (gate, up) = (device.upload(&products[0])?, device.upload(&products[1])?);
     let (rows, width, stride) = (pairs, n, n);
     let out_bf16 = GlobalMut::EMPTY;
