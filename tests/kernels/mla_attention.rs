@@ -55,6 +55,7 @@ pub fn cases(suite: &mut Suite) {
     for block in MlaBlock::ALL {
         suite.both(format!("mla_attention::{block:?}_parts_share_weights"), move |d| parts_share_weights(d, block));
     }
+    suite.both("mla_attention::star", star);
     suite.both("mla_attention::every_tree", every_tree);
     suite.both("mla_attention::picks_one_key", |d| picks(d, 140, 3, 1024));
     suite.both("mla_attention::picks_one_key_in_words", |d| picks(d, 50, 1, 256));
@@ -79,6 +80,7 @@ pub fn cases(suite: &mut Suite) {
 }
 
 /// One launch.
+#[derive(Clone)]
 pub struct Case {
     pub q: Vec<bf16>,
     /// `[committed + rows, KEY]`, before an f8 cache rounds it; slots behind hold NaN.
@@ -223,6 +225,18 @@ fn parts_share_weights(device: &Device, block: MlaBlock) -> Outcome {
             case.plan = Some(MlaPlan { block, parts });
             close(&format!("{committed} keys in {parts} parts"), &case.run(device)?, &whole, 2e-6)?;
         }
+    }
+    Ok(())
+}
+
+/// Rows that see the root and themselves: most rounds of the tree have no key for a block.
+fn star(device: &Device) -> Outcome {
+    let (committed, rows, heads) = (37, 200, 2);
+    let tree = Tree { parents: vec![0; rows] };
+    let case = Case::random(&mut Random::new(18), committed, &tree, heads, committed + rows);
+    for parts in [1, 3] {
+        let case = Case { plan: Some(MlaPlan { block: MlaBlock::Compact16, parts }), ..case.clone() };
+        close(&format!("{parts} parts"), &case.run(device)?, &case.expected(), bounds::ATTENTION)?;
     }
     Ok(())
 }

@@ -20,6 +20,9 @@ pub mod thread;
 pub mod warp;
 pub mod wgmma;
 
+/// Whether tile products are computed one by one on a CPU, where leaving out those without effect is worth a look.
+pub const EMULATED: bool = cfg!(not(target_arch = "nvptx64"));
+
 mod element;
 mod global;
 mod shared;

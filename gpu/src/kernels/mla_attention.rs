@@ -26,7 +26,7 @@
 //! slots and the bounds of the parts: not on other rows, on the rows of a block, or on whether a tree is a chain.
 
 use cuda_std::async_copy::{cp_async_commit, cp_async_wait};
-use cuda_std::{Global, bf16, kernel, math, thread, warp};
+use cuda_std::{EMULATED, Global, bf16, kernel, math, thread, warp};
 
 use super::fragments::{Sums, scale_rows, softmax_base};
 use super::mla_tile::{self, Fetch, PANEL, Place, SUM_KEYS, Scores, Shape, Tiles, piece_at};
@@ -177,7 +177,7 @@ fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const F8:
             mla_tile::widen(tiles.latent(1), tiles.latent(0), shape.keys(), t, THREADS as usize);
             thread::sync_threads();
         }
-        let next = key + round;
+        let next = next_seen(&a, keys, query0, shape, key + round);
         // Not kept in registers, of which the sums leave few.
         let at = Place::new(shape, thread::opaque(t as u32) as usize % THREADS as usize);
         fetch = Fetch { key: next, stage: 1 - stage, ..fetch };
@@ -247,6 +247,35 @@ struct Rows<const OWN: usize, const KEYS8: usize> {
     base: [f32; OWN],
     /// Of the weights of each [`SUM_KEYS`] neighbouring keys.
     sum: [[f32; KEYS8]; OWN],
+}
+
+/// The first round from `key` on that is worth its products. A GPU takes them all; the CPU device leaves out those in
+/// the tree of which no row of the block sees a key, whose weights are all zero.
+#[inline(always)]
+fn next_seen(a: &MlaAttentionArgs, keys: Keys, query0: usize, shape: Shape, key: u32) -> u32 {
+    let mut key = key;
+    if EMULATED {
+        let queries = a.rows as usize * a.heads as usize;
+        let last_row = math::div((query0 + shape.rows()).min(queries) as u32 - 1, a.heads);
+        while key >= keys.committed && key < keys.last {
+            let mut row = math::div(query0 as u32, a.heads) + warp::lane_id();
+            let mut seen = false;
+            while row <= last_row {
+                let words = a.ancestors.slice(row as usize * a.words as usize, a.words as usize);
+                let mut part = 0;
+                while part < shape.keys() as u32 {
+                    seen = seen || visible(words, keys, key + part) != 0;
+                    part += u32::BITS;
+                }
+                row += warp::WARP;
+            }
+            if warp::any(seen) {
+                break;
+            }
+            key += shape.keys() as u32;
+        }
+    }
+    key
 }
 
 /// The row of a block that this thread has of its warp's tile `tile`.
