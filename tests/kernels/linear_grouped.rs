@@ -20,13 +20,23 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("grouped::{name}::down"), move |d| random_tokens(d, &[kind; 6], 16, 640, 2, false));
         suite.both(format!("grouped::{name}::as_dense"), move |d| same_bits_as_dense(d, kind));
     }
+    // A k of four chunks in one piece: full, with half a chunk of nothing at its end, and weight rows that fill no tile.
+    for kind in [Kind::W4, Kind::W4Wide] {
+        for (n, k) in [(160, 256), (33, 224)] {
+            let case = move |d: &Device| random_tokens(d, &[kind; 6], n, k, 2, false);
+            suite.both(format!("grouped::{}::short::{n}x{k}", kind.name()), case);
+        }
+        suite.both(format!("grouped::{}::short::alone", kind.name()), move |d| alone(d, kind));
+        let case = move |d: &Device| random_tokens(d, &[kind; 8], 7168, 256, 8, false);
+        suite.cuda(format!("grouped::{}::7168x256", kind.name()), case);
+    }
     // The shape of an expert's gate projection in Kimi K2.6.
     for kind in Kind::MAIN {
         let case = move |d: &Device| random_tokens(d, &[kind; 8], 2048, 7168, 2, true);
         suite.cuda(format!("grouped::{}::2048x7168", kind.name()), case);
     }
     let mixed: Vec<_> = (0..10).map(|e| Kind::ALL[e % Kind::ALL.len()]).collect();
-    for (n, k) in [(1, 128), (40, 1152)] {
+    for (n, k) in [(1, 128), (40, 1152), (40, 256)] {
         let kinds = mixed.clone();
         suite.both(format!("grouped::mixed::{n}x{k}"), move |d| random_tokens(d, &kinds, n, k, 4, true));
     }
@@ -185,6 +195,23 @@ fn same_bits_as_dense(device: &Device, kind: Kind) -> Outcome {
         let row = Acts { f32: part(x.acts().f32, pair * k, k), bf16: part(x.acts().bf16, pair * k, k) };
         linear(device, &Product::plain(&weight, row, 1, y.view_mut()))?;
         equal(&format!("pair {pair}"), &got[pair * n..][..n], &y.read()?)?;
+    }
+    Ok(())
+}
+
+/// A pair of a short k has the bits that it has alone, whichever pairs and experts go with it.
+fn alone(device: &Device, kind: Kind) -> Outcome {
+    let (n, k, pairs, count) = (72, 256, 21, 4);
+    let mut random = Random::new(29);
+    let all = Experts::random(device, &vec![kind; count], n, k, &mut random)?;
+    let x = X::random(device, pairs * k, &mut random)?;
+    // Ten pairs on one expert, so two tiles of them; none on the last expert but one.
+    let experts: Vec<_> = (0..pairs).map(|pair| [1, 0, 1, 3][pair % 4]).collect();
+    let together = all.multiply(device, &x, 1, &experts)?;
+    for (pair, &expert) in experts.iter().enumerate() {
+        let row = X::upload(device, x.seen_by(Kind::F32)[pair * k..][..k].to_vec())?;
+        let y = all.multiply(device, &row, 1, &[expert])?;
+        equal(&format!("pair {pair}"), &y, &together[pair * n..][..n])?;
     }
     Ok(())
 }
@@ -413,11 +440,17 @@ fn refuses(device: &Device) -> Outcome {
     }
 
     let all = Experts::new(device, vec![a])?;
-    let plans = explain_grouped(&all.weights, 4);
-    let text = plans.iter().map(|plan| plan.to_string()).collect::<Vec<_>>().join("; ");
-    let want = "w4a16 1 x [16, 32] x 4 rows: grouped_gemm_w4a16, 256 x 8 a block, k in 64s over 1 warps, \
-                4 units, blocks of 256, 90240 shared, 576 weight bytes";
-    check(text == want, || format!("expected `{want}`, found `{text}`"))?;
+    let explained = |weights: &ExpertWeights, want: &str| {
+        let plans = explain_grouped(weights, 4);
+        let text = plans.iter().map(|plan| plan.to_string()).collect::<Vec<_>>().join("; ");
+        check(text == want, || format!("expected `{want}`, found `{text}`"))
+    };
+    let stream = "w4a16 1 x [16, 32] x 4 rows: grouped_gemm_w4a16, 256 x 8 a block, k in 64s over 1 warps, \
+                  4 units, blocks of 256, 90240 shared, 576 weight bytes";
+    explained(&all.weights, stream)?;
+    let short = "w4a16 1 x [144, 256] x 4 rows: grouped_gemm_w4a16_short, 128 x 8 a block, k in 64s over 1 warps, \
+                 8 units, blocks of 256, 92544 shared, 20736 weight bytes";
+    explained(&Experts::new(device, vec![make([1, 144, 256], &mut random)])?.weights, short)?;
     let x = X::random(device, 4 * 32, &mut random)?;
     let (y, order, tiles) = (device.zeros(4 * 16)?, device.zeros(4)?, device.zeros(13)?);
     let p = |x_rows_per_token, pairs| Grouped {

@@ -8,15 +8,28 @@ use kdtree::reference::{self, bounds};
 use super::support::{Outcome, Random, Suite, check, close, equal};
 
 pub fn cases(suite: &mut Suite) {
-    for (pairs, experts) in
-        [(0, 8), (1, 1), (8, 8), (17, 3), (256, 257), (257, 384), (520, 384), (520, 1024), (3000, 7)]
-    {
+    for (pairs, experts) in [
+        (0, 8),
+        (1, 1),
+        (8, 8),
+        (17, 3),
+        (256, 257),
+        (257, 384),
+        (512, 384),
+        (511, 512),
+        (512, 513),
+        (400, 1),
+        (520, 384),
+        (520, 1024),
+        (3000, 7),
+    ] {
         suite.both(format!("expert_sort::{pairs} pairs, {experts} experts"), move |d| {
             let mut random = Random::new(2);
             sort(d, &(0..pairs).map(|_| random.below(experts) as u32).collect::<Vec<_>>(), experts)
         });
     }
     suite.both("expert_sort::all_on_one", |d| sort(d, &[37; 520], 384));
+    suite.both("expert_sort::512 on the last", |d| sort(d, &[511; 512], 512));
     suite.both("expert_sort::all_on_the_last", |d| sort(d, &[383; 513], 384));
     suite.both("expert_sort::duplicates_in_a_token", |d| sort(d, &[1, 1, 1, 0, 2, 2, 1, 1, 0], 4));
     suite.both("expert_sort::descending", |d| sort(d, &(0..384).rev().collect::<Vec<_>>(), 384));
@@ -29,10 +42,12 @@ pub fn cases(suite: &mut Suite) {
     }
     suite.both("swiglu::extremes", extremes);
     suite.both("swiglu::refuses", swiglu_refuses);
-    for (rows, top_k, width) in [(0, 2, 8), (1, 1, 1), (3, 8, 257), (2, 8, 7168), (65, 2, 64), (2, 0, 5)] {
+    for (rows, top_k, width) in [(0, 2, 8), (1, 1, 1), (3, 8, 257), (2, 8, 7168), (65, 2, 64), (2, 0, 5), (2, 11, 516)]
+    {
         suite.both(format!("combine::{rows}x{top_k}x{width}"), move |d| summed(d, rows, top_k, width));
     }
     suite.both("combine::one_row_alone", one_row_alone);
+    suite.both("combine::unaligned", unaligned);
     suite.both("combine::nan_stays", nan_stays);
     suite.both("combine::refuses", combine_refuses);
 }
@@ -195,6 +210,26 @@ fn one_row_alone(device: &Device) -> Outcome {
         equal("row", &one.run(device)?, &x[row * width..][..width])?;
     }
     Ok(())
+}
+
+/// Rows that begin between 16-byte words have the sums of those that do not.
+fn unaligned(device: &Device) -> Outcome {
+    let (rows, top_k, width) = (3, 8, 64);
+    let sum = Sum::draw(rows, top_k, width, true);
+    let shifted = |values: &[f32]| device.upload(&[&[f32::NAN], values].concat());
+    let (y, x) = (shifted(&sum.y)?, shifted(&sum.x)?);
+    let (weights, shared) = (device.upload(&sum.weights)?, shifted(&sum.shared.clone().unwrap_or_default())?);
+    let p = Combine {
+        y: y.view().part(1, sum.y.len()),
+        weights: weights.view(),
+        shared: shared.view().part(1, sum.x.len()),
+        x: x.view_mut().part(1, sum.x.len()),
+        rows,
+        top_k,
+        width,
+    };
+    combine(device, p)?;
+    equal("x", &x.read()?[1..], &sum.run(device)?)
 }
 
 fn nan_stays(device: &Device) -> Outcome {

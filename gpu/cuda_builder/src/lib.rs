@@ -17,6 +17,7 @@
 //! | `KDTREE_PTX_ARCHS` | for instance `sm_90` or `sm_80,sm_90`: only these are built, to iterate faster |
 
 mod arch;
+mod bounds;
 mod compile;
 mod embed;
 mod error;
@@ -43,7 +44,7 @@ pub struct CudaBuilder {
 pub struct PtxFile {
     /// The architecture that its `.target` names.
     pub arch: Arch,
-    /// Where the compiler left it; the next build overwrites it.
+    /// Where the compiler left it, without its launch bounds; the next build overwrites it.
     pub path: PathBuf,
     /// Its text.
     pub text: String,
@@ -80,6 +81,7 @@ impl CudaBuilder {
     pub fn build_with(&self, toolchain: &Toolchain) -> Result<PtxFile, BuildError> {
         let path = compile::compile(&self.crate_dir, self.arch, toolchain, self.show_warnings)?;
         let text = std::fs::read_to_string(&path).map_err(|e| BuildError::io("read the PTX", &path, e))?;
+        let text = bounds::apply(&text);
         let kernels = listing::check(&text, self.arch, &path)?;
         Ok(PtxFile { arch: self.arch, path, text, kernels })
     }

@@ -90,6 +90,14 @@ pub fn opaque(value: u32) -> u32 {
 }
 
 #[inline(always)]
+pub fn launch_bounds<const THREADS: u32, const BLOCKS: u32>() {
+    // SAFETY: a comment, which `cuda_builder::bounds` looks for.
+    unsafe {
+        asm!("// launch bounds: {} {}", const THREADS, const BLOCKS, options(nomem, nostack, preserves_flags));
+    }
+}
+
+#[inline(always)]
 pub fn fence_device() {
     // SAFETY: a memory fence.
     unsafe { asm!("fence.acq_rel.gpu;", options(nostack)) }

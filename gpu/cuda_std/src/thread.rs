@@ -63,6 +63,14 @@ pub fn start_next() {
     arch::start_next();
 }
 
+/// Has the builder write `.maxntid THREADS` and `.minnctapersm BLOCKS` at the kernel that calls it, as
+/// `#[kernel(threads = .., blocks = ..)]` does: rustc has no attribute for either.
+#[cfg(target_arch = "nvptx64")]
+#[inline(always)]
+pub fn launch_bounds<const THREADS: u32, const BLOCKS: u32>() {
+    arch::launch_bounds::<THREADS, BLOCKS>();
+}
+
 /// Stops the launch with an error (`trap`). On the CPU device the fault carries `what`.
 #[inline(always)]
 pub fn trap(what: &'static str) -> ! {

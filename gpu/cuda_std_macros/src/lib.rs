@@ -2,17 +2,44 @@
 
 use proc_macro::TokenStream;
 use quote::{format_ident, quote};
-use syn::{FnArg, ItemFn, ReturnType, parse_macro_input};
+use syn::parse::{Parse, ParseStream};
+use syn::{Expr, FnArg, Ident, ItemFn, ReturnType, Token, parse_macro_input};
+
+/// `threads = N, blocks = B`: constants.
+struct Bounds {
+    threads: Expr,
+    blocks: Expr,
+}
+
+impl Parse for Bounds {
+    fn parse(input: ParseStream) -> syn::Result<Self> {
+        let value = |name: &str| {
+            let found: Ident = input.parse()?;
+            if found != name {
+                return Err(syn::Error::new(
+                    found.span(),
+                    format!("expected `threads = N, blocks = B`, not `{found}`"),
+                ));
+            }
+            input.parse::<Token![=]>()?;
+            input.parse::<Expr>()
+        };
+        let threads = value("threads")?;
+        input.parse::<Token![,]>()?;
+        Ok(Self { threads, blocks: value("blocks")? })
+    }
+}
 
 /// Marks a kernel: `#[kernel] pub fn name(a: NameArgs) { … }`, one `#[repr(C)]` argument struct, by value.
 ///
 /// On `nvptx64` it becomes the entry `name`. On the CPU the function stays callable and `NAME`, a
 /// `cuda_std::Kernel<NameArgs>`, is what launchers and tests pass to a device.
+///
+/// `#[kernel(threads = N, blocks = B)]` holds the kernel to as many registers as let `B` blocks of at most `N` threads
+/// be on a multiprocessor at once: see `cuda_std::thread::launch_bounds`.
 #[proc_macro_attribute]
 pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
-    if !attr.is_empty() {
-        return error(&proc_macro2::TokenStream::from(attr), "#[kernel] takes no arguments");
-    }
+    let bounds = if attr.is_empty() { None } else { Some(parse_macro_input!(attr as Bounds)) };
     let f = parse_macro_input!(item as ItemFn);
     let sig = &f.sig;
     if !matches!(sig.output, ReturnType::Default) {
@@ -29,15 +56,27 @@ pub fn kernel(attr: TokenStream, item: TokenStream) -> TokenStream {
     let text = name.to_string();
     let descriptor = format_ident!("{}", text.to_uppercase());
     let doc = format!("Descriptor of [`{text}`] for launching.");
+    let (bounds, used) = match bounds {
+        None => (None, None),
+        Some(Bounds { threads, blocks }) => (
+            Some(quote! { ::cuda_std::thread::launch_bounds::<{ #threads }, { #blocks }>(); }),
+            Some(quote! { const _: [u32; 2] = [#threads, #blocks]; }),
+        ),
+    };
     quote! {
         #(#attrs)*
         #[cfg(target_arch = "nvptx64")]
         #[unsafe(no_mangle)]
-        #vis extern "ptx-kernel" fn #name(#pat: #ty) #body
+        #vis extern "ptx-kernel" fn #name(#pat: #ty) {
+            #bounds
+            #body
+        }
 
         #(#attrs)*
         #[cfg(not(target_arch = "nvptx64"))]
         #vis fn #name(#pat: #ty) #body
+
+        #used
 
         #[doc = #doc]
         #[cfg(not(target_arch = "nvptx64"))]

@@ -84,6 +84,8 @@ pub struct CombineArgs {
     pub x: GlobalMut<f32>,
     pub width: u32,
     pub top_k: u32,
+    /// 1 when all rows can be read 16 bytes at a time.
+    pub wide: u32,
 }
 
 /// See [`crate::kernels::argmax`].

@@ -3,11 +3,14 @@
 //! `order[i]`: pair indices, by `ids[pair]`, then ascending. `tiles`: their number, then for each tile
 //! (expert, first index into `order`, count), at most 8 pairs of one expert a tile, ascending.
 //!
-//! Grid: one block: 520 pairs of a full tree are too few for more. Up to 256 pairs, a thread owns one and counts those
-//! before it against all ids in shared memory: one pass, and no table of experts to clear. More are counted by expert
-//! with integer atomics (their order cannot show), a scan gives each expert its place, and pairs are placed 256 at a
-//! time: a pair sets its bit in its expert's mask, and its place is the number of bits before it. Either way the sort
-//! is stable.
+//! Grid: one block: 520 pairs of a full tree are too few for more. There are three ways, all stable:
+//!
+//! * up to 32 pairs, a thread owns one and counts those before it against all ids in shared memory: one pass, and no
+//!   table of experts to clear;
+//! * up to 512 pairs of up to 512 experts, a pair sets its bit in its expert's mask; the sizes of the masks, scanned,
+//!   are each expert's place, and a pair's is the number of bits before it;
+//! * more are counted by expert with integer atomics (their order cannot show), a scan gives each expert its place, and
+//!   pairs are placed 256 at a time by masks as above.
 
 use cuda_std::{Shared, kernel, static_shared, thread, warp};
 
@@ -60,7 +63,7 @@ static_shared!(fn expert_sort_ids() -> [u32; THREADS as usize]);
 static_shared!(fn expert_sort_places() -> [u32; THREADS as usize]);
 static_shared!(fn expert_sort_tile_counts() -> [u32; THREADS as usize]);
 
-/// Up to a block's pairs.
+/// Up to [`FEW`] pairs.
 #[inline(always)]
 fn few(a: ExpertSortArgs) {
     let (ids, pairs) = (expert_sort_ids(), a.pairs as usize);
@@ -122,6 +125,77 @@ fn few(a: ExpertSortArgs) {
     }
 }
 
+/// Pairs up to which each is counted against all.
+const FEW: usize = 32;
+/// Pairs and experts that are sorted at once: two a thread.
+const SOME: usize = 2 * THREADS as usize;
+const _: () = assert!(SOME * SOME / warp::WARP as usize <= MAX_EXPERTS * WARPS && FEW <= THREADS as usize);
+
+/// Up to [`SOME`] pairs and experts, two of each a thread. Masks lie in rows of 32 pairs, a word an expert, so that
+/// neighbouring threads read neighbouring words.
+#[inline(always)]
+fn some(a: ExpertSortArgs) {
+    let (bits, starts) = (expert_sort_masks(), expert_sort_starts());
+    let (pairs, t) = (a.pairs as usize, thread::thread_idx_x() as usize);
+    let rows = pairs.div_ceil(warp::WARP as usize);
+    let mut mine = [NONE; 2];
+    unroll!(i in 0 1; {
+        let pair = t + i * THREADS as usize;
+        if pair < pairs {
+            mine[i] = a.ids.get(pair);
+            if mine[i] >= a.experts {
+                thread::trap("an expert id outside the experts");
+            }
+        }
+    });
+    for row in 0..rows {
+        bits.st8(row * SOME + 2 * t, [0; 2]);
+    }
+    thread::sync_threads();
+    let (row, bit) = (t / warp::WARP as usize, 1 << (t % warp::WARP as usize));
+    unroll!(i in 0 1; {
+        if mine[i] != NONE {
+            bits.atomic_or((row + i * WARPS) * SOME + mine[i] as usize, bit);
+        }
+    });
+    thread::sync_threads();
+    // A thread has two experts. Pairs in the low half of a sum, tiles in the high half.
+    let mut counts = [0; 2];
+    for row in 0..rows {
+        let of_row = bits.ld8(row * SOME + 2 * t);
+        unroll!(i in 0 1; { counts[i] += of_row[i].count_ones() });
+    }
+    let both = counts.map(|count| count | count.div_ceil(TILE) << 16);
+    let (before, all) = scan(both[0] + both[1], expert_sort_pair_sums());
+    if t == 0 {
+        a.tiles.set(0, all >> 16);
+    }
+    let before = [before, before + both[0]];
+    unroll!(i in 0 1; {
+        let (first, tile) = (before[i] & 0xFFFF, before[i] >> 16);
+        starts.set(2 * t + i, first);
+        let mut done = 0;
+        while done < counts[i] {
+            let at = 1 + TILE_WORDS * (tile + done / TILE) as usize;
+            a.tiles.set(at, (2 * t + i) as u32);
+            a.tiles.set(at + 1, first + done);
+            a.tiles.set(at + 2, TILE.min(counts[i] - done));
+            done += TILE;
+        }
+    });
+    thread::sync_threads();
+    unroll!(i in 0 1; {
+        if mine[i] != NONE {
+            let (row, expert) = (row + i * WARPS, mine[i] as usize);
+            let mut place = starts.get(expert) + (bits.get(row * SOME + expert) & (bit - 1)).count_ones();
+            for earlier in 0..row {
+                place += bits.get(earlier * SOME + expert).count_ones();
+            }
+            a.order.set(place as usize, (t + i * THREADS as usize) as u32);
+        }
+    });
+}
+
 #[kernel]
 pub fn expert_sort(a: ExpertSortArgs) {
     let (counts, starts, masks) = (expert_sort_counts(), expert_sort_starts(), expert_sort_masks());
@@ -131,8 +205,11 @@ pub fn expert_sort(a: ExpertSortArgs) {
 
     thread::wait_for_previous();
     thread::start_next();
-    if a.pairs <= THREADS {
+    if pairs <= FEW {
         return few(a);
+    }
+    if pairs <= SOME && experts <= SOME {
+        return some(a);
     }
     counts.st16(owned, [0; OWNED]);
     for e in owned..owned + OWNED {

@@ -171,14 +171,7 @@ pub fn grouped_gemm_f32(a: GroupedGemmArgs) {
         let word = |i| tiles.get(1 + tile * 3 + i);
         let matrix = slots.get(word(0) as usize);
         if matrix != ABSENT {
-            let rows = Gathered {
-                order,
-                first: word(1) as usize,
-                count: word(2) as usize,
-                pairs_per_row,
-                n: a.shape.n as usize,
-                k: a.shape.k as usize,
-            };
+            let rows = Gathered { order, first: word(1), count: word(2), pairs_per_row, n: a.shape.n, k: a.shape.k };
             multiply(a.weights.rows, a.x, a.y, a.shape, matrix as usize, rows, false);
             if a.shape.k_split > 1 {
                 // The next tile writes the partial sums that this one's first warps may still be reading.

@@ -18,8 +18,9 @@ use core::marker::PhantomData;
 
 use cuda_std::{Element, GlobalMut, Shared, bf16, kernel, math, warp};
 
-use super::stream::{FRAGMENT, Format, Lane, STEPS, TILE_M, TILE_N, Variant};
-use super::stream_work::{Dense, GateUp, Grouped, stream, wide};
+use super::short::Short;
+use super::stream::{FRAGMENT, Format, Lane, STEPS, THREADS, TILE_M, TILE_N, Variant};
+use super::stream_work::{Dense, GateUp, Grouped, short, stream, wide};
 use super::wide::Wide;
 use crate::args::linear::{GateUpArgs, GroupedStreamArgs, StreamArgs};
 use crate::unroll::unroll;
@@ -138,6 +139,11 @@ pub const M32: Variant = Variant { nt: 4, mt: 4, chunks: 1, depth: 3, blocks: 1 
 /// Up to 64 rows, few tiles, or with f32 scales: registers hold the sums of one tile.
 pub const M64_FEW: Variant = Variant { nt: 1, mt: 8, chunks: 2, depth: 3, blocks: 1 };
 
+/// Rows gathered by expert, a short k.
+pub const SHORT: Short = Short { depth: 4, blocks: 2 };
+/// The same with f32 scales.
+pub const SHORT_S32: Short = Short { depth: 4, blocks: 2 };
+
 /// Up to 8 rows of a tall matrix.
 pub const WIDE8: Wide = Wide { nt: 2, mt: 1, chunks: 4, depth: 2, blocks: 2 };
 /// Up to 16 rows of a tall matrix.
@@ -157,6 +163,7 @@ const _: () = {
     assert!(M16_FEW.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M32.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M64_FEW.shared_bytes(many) <= crate::SHARED_LIMIT);
+    assert!(SHORT.shared_bytes(few) <= crate::SHARED_LIMIT && SHORT_S32.shared_bytes(many) <= crate::SHARED_LIMIT);
 };
 
 /// Up to 8 rows a unit, bf16 scales.
@@ -220,13 +227,19 @@ pub fn gemm_w4a16_wide64(a: StreamArgs) {
 }
 
 /// Rows gathered by expert, bf16 scales.
-#[kernel]
+#[kernel(threads = THREADS, blocks = M8.blocks)]
 pub fn grouped_gemm_w4a16(a: GroupedStreamArgs) {
     stream!(W4a16<bf16>, M8, Grouped, a);
 }
 
+/// Rows gathered by expert, a short k, bf16 scales.
+#[kernel(threads = THREADS, blocks = SHORT.blocks)]
+pub fn grouped_gemm_w4a16_short(a: GroupedStreamArgs) {
+    short!(W4a16<bf16>, SHORT, a);
+}
+
 /// Gate and up of experts with SwiGLU, bf16 scales.
-#[kernel]
+#[kernel(threads = THREADS, blocks = M8.blocks)]
 pub fn gate_up_gemm_w4a16(a: GateUpArgs) {
     stream!(W4a16<bf16>, M8, GateUp, a);
 }
@@ -274,13 +287,19 @@ pub fn gemm_w4a16_s32_m64(a: StreamArgs) {
 }
 
 /// Rows gathered by expert, f32 scales.
-#[kernel]
+#[kernel(threads = THREADS, blocks = M8_S32.blocks)]
 pub fn grouped_gemm_w4a16_s32(a: GroupedStreamArgs) {
     stream!(W4a16<f32>, M8_S32, Grouped, a);
 }
 
+/// Rows gathered by expert, a short k, f32 scales.
+#[kernel(threads = THREADS, blocks = SHORT_S32.blocks)]
+pub fn grouped_gemm_w4a16_s32_short(a: GroupedStreamArgs) {
+    short!(W4a16<f32>, SHORT_S32, a);
+}
+
 /// Gate and up of experts with SwiGLU, f32 scales.
-#[kernel]
+#[kernel(threads = THREADS, blocks = M8_S32.blocks)]
 pub fn gate_up_gemm_w4a16_s32(a: GateUpArgs) {
     stream!(W4a16<f32>, M8_S32, GateUp, a);
 }

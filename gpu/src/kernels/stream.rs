@@ -27,6 +27,7 @@ use cuda_std::{Global, Shared, bf16, dynamic_shared, math, mma, thread, warp};
 use super::ring::{Ring, Sources, Stage, ring_bytes};
 use super::stream_rows::Rows;
 use super::stream_work::leave;
+use super::turns::{Pace, Turn};
 use crate::args::linear::StreamShape;
 use crate::unroll::unroll;
 
@@ -65,7 +66,7 @@ pub const fn k_split_grouped(n: usize, k: usize) -> usize {
 }
 
 /// Weight rows below which an expert has few tiles.
-const FEW_ROWS: usize = 1024;
+pub const FEW_ROWS: usize = 1024;
 
 /// The chunk at which slice `slice` of k begins and the one before it ends.
 #[inline(always)]
@@ -198,6 +199,9 @@ pub trait Work: Copy {
     /// Rows, in blocks that a unit multiplies, times matrices.
     fn rows(&self) -> u32;
 
+    /// Whether a block takes neighbouring units, else every so many.
+    fn neighbours(&self) -> bool;
+
     /// Run `block` of block of rows `rows`.
     fn unit(&self, rows: u32, block: u32) -> Unit<Self::Rows>;
 
@@ -252,62 +256,6 @@ impl Slice {
     }
 }
 
-/// From a block's unit to its next.
-#[derive(Clone, Copy)]
-struct Pace {
-    runs: u32,
-    /// A grid of units, as rows and runs.
-    rows: u32,
-    run: u32,
-    units: u32,
-}
-
-impl Pace {
-    #[inline(always)]
-    fn of<W: Work>(work: &W) -> Self {
-        let (runs, grid) = (work.runs(), thread::grid_dim_x());
-        Self { runs, rows: math::div(grid, runs), run: math::rem(grid, runs), units: work.rows() * runs }
-    }
-}
-
-/// A unit that this launch multiplies.
-#[derive(Clone, Copy)]
-struct Turn<R> {
-    /// Its number, or one past the last.
-    index: u32,
-    /// Which rows.
-    rows: u32,
-    unit: Unit<R>,
-}
-
-impl<R: Rows> Turn<R> {
-    #[inline(always)]
-    fn first<W: Work<Rows = R>>(work: &W, pace: Pace) -> Self {
-        let index = thread::block_idx_x();
-        let inside = index.min(pace.units - 1);
-        let rows = math::div(inside, pace.runs);
-        let turn = Self { index, rows, unit: work.unit(rows, math::rem(inside, pace.runs)) };
-        if turn.unit.matrices[0] == SKIP { turn.next(work, pace) } else { turn }
-    }
-
-    #[inline(always)]
-    fn next<W: Work<Rows = R>>(mut self, work: &W, pace: Pace) -> Self {
-        loop {
-            self.index += thread::grid_dim_x();
-            if self.index >= pace.units {
-                return self;
-            }
-            let run = self.unit.block + pace.run;
-            let carry = run >= pace.runs;
-            self.rows += pace.rows + carry as u32;
-            self.unit = work.unit(self.rows, if carry { run - pace.runs } else { run });
-            if self.unit.matrices[0] != SKIP {
-                return self;
-            }
-        }
-    }
-}
-
 /// The stage that is filled next.
 #[derive(Clone, Copy)]
 struct Ahead<R, const NT: usize> {
@@ -344,7 +292,7 @@ impl<R: Rows, const NT: usize> Ahead<R, NT> {
     ) {
         if self.left == 0 {
             self.turn = self.turn.next(work, pace);
-            if self.turn.index >= pace.units {
+            if self.turn.index >= pace.end {
                 return ring.skip();
             }
             *self = Self::of::<F, W>(self.turn, work, shape, slice);
@@ -520,7 +468,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
     }
     let pace = Pace::of(&work);
     let mut turn = Turn::first(&work, pace);
-    if turn.index >= pace.units {
+    if turn.index >= pace.end {
         return leave(settled);
     }
     let mut ahead = Ahead::of::<F, W>(turn, &work, shape, slice);
@@ -534,7 +482,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
     let mut stage = Stage::FIRST;
     let mut free = DEPTH as u32 - 1;
     let mut buffer = 0;
-    while turn.index < pace.units {
+    while turn.index < pace.end {
         let inputs = Inputs::<MT>::of(x, turn.unit.rows, shape.k);
         let mut sums = [[[0.0; FRAGMENT]; MT]; NT];
         let mut chunk = slice.first;

@@ -61,26 +61,26 @@ impl Rows for Strided {
 #[derive(Clone, Copy)]
 pub struct Gathered {
     pub order: Global<u32>,
-    pub first: usize,
-    pub count: usize,
+    pub first: u32,
+    pub count: u32,
     pub pairs_per_row: u32,
     /// Elements of a row of y, and of x.
-    pub n: usize,
-    pub k: usize,
+    pub n: u32,
+    pub k: u32,
 }
 
 impl Rows for Gathered {
     #[inline(always)]
     fn count(self) -> usize {
-        self.count
+        self.count as usize
     }
     #[inline(always)]
     fn x(self, m: usize) -> usize {
-        math::div(self.order.get(self.first + m), self.pairs_per_row) as usize * self.k
+        math::div(self.order.get(self.first as usize + m), self.pairs_per_row) as usize * self.k as usize
     }
     #[inline(always)]
     fn y(self, m: usize) -> usize {
-        self.order.get(self.first + m) as usize * self.n
+        self.order.get(self.first as usize + m) as usize * self.n as usize
     }
 }
 

@@ -3,7 +3,7 @@
 
 use cuda_std::{Global, math, thread};
 
-use super::stream::{SKIP, Sums, TILE_N, Unit, WARPS, Work};
+use super::stream::{FEW_ROWS, SKIP, Sums, TILE_N, Unit, WARPS, Work};
 use super::stream_rows::{Gathered, Rows as _, Strided, each, store};
 use crate::args::linear::{ABSENT, GateUpArgs, GroupedRows, GroupedStreamArgs, StreamArgs, StreamShape};
 
@@ -35,6 +35,14 @@ macro_rules! wide {
     };
 }
 pub(crate) use wide;
+
+/// Runs gathered products of a short k.
+macro_rules! short {
+    ($format:ty, $short:expr, $a:ident) => {
+        $crate::kernels::short::run::<$format, { $short.depth }>($a)
+    };
+}
+pub(crate) use short;
 
 /// A block that has nothing to do waits too: the next launch takes the end of this one for the end of the one before.
 #[inline(always)]
@@ -80,6 +88,11 @@ impl<const NT: usize> Work for Dense<NT> {
     }
 
     #[inline(always)]
+    fn neighbours(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
     fn unit(&self, rows: u32, block: u32) -> Unit<Strided> {
         let blocks = self.0.row_blocks;
         let (matrix, rows) = if blocks == 1 { (rows, 0) } else { (math::div(rows, blocks), math::rem(rows, blocks)) };
@@ -100,15 +113,15 @@ impl<const NT: usize> Work for Dense<NT> {
 
 /// The pairs of a tile of them, and its expert.
 #[inline(always)]
-fn gathered(rows: GroupedRows, shape: StreamShape, tile: u32, block: u32) -> (u32, Unit<Gathered>) {
+pub fn gathered(rows: GroupedRows, shape: StreamShape, tile: u32, block: u32) -> (u32, Unit<Gathered>) {
     let word = |i| rows.tiles.get(1 + tile as usize * 3 + i);
     let pairs = Gathered {
         order: rows.order,
-        first: word(1) as usize,
-        count: word(2) as usize,
+        first: word(1),
+        count: word(2),
         pairs_per_row: rows.pairs_per_row,
-        n: shape.n as usize,
-        k: shape.k as usize,
+        n: shape.n,
+        k: shape.k,
     };
     (word(0), Unit { block, rows: pairs, matrices: [SKIP; 2] })
 }
@@ -133,6 +146,12 @@ impl<const NT: usize> Work for Grouped<NT> {
     #[inline(always)]
     fn rows(&self) -> u32 {
         self.0.rows.tiles.get(0)
+    }
+
+    /// One expert's: its rows of x stay near.
+    #[inline(always)]
+    fn neighbours(&self) -> bool {
+        true
     }
 
     #[inline(always)]
@@ -172,6 +191,12 @@ impl<const NT: usize> Work for GateUp<NT> {
     #[inline(always)]
     fn rows(&self) -> u32 {
         self.0.rows.tiles.get(0)
+    }
+
+    /// As above. With many tiles an expert, blocks side by side in memory are faster.
+    #[inline(always)]
+    fn neighbours(&self) -> bool {
+        self.0.shape.n < FEW_ROWS as u32
     }
 
     #[inline(always)]

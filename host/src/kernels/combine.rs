@@ -32,7 +32,12 @@ pub fn combine(device: &Device, p: Combine) -> Result<()> {
     contract(name, p.shared.is_empty() || p.shared.len() >= p.rows * p.width, || {
         format!("shared holds {}, {} are wanted", p.shared.len(), p.rows * p.width)
     })?;
-    let parts = p.width.div_ceil(kernel::THREADS as usize);
+    let wide = kernel::WIDE * size_of::<f32>();
+    let aligned = |addr: u64| addr.is_multiple_of(wide as u64);
+    let wide =
+        p.width.is_multiple_of(kernel::WIDE) && [p.y.addr(), p.shared.addr(), p.x.addr()].into_iter().all(aligned);
+    let (threads, own) = if wide { (kernel::WIDE_THREADS, kernel::WIDE) } else { (kernel::THREADS, 1) };
+    let parts = p.width.div_ceil(threads as usize * own);
     contract(name, parts <= MAX_GRID_Y, || format!("width {} needs {parts} blocks a row", p.width))?;
     let args = CombineArgs {
         y: p.y,
@@ -41,7 +46,8 @@ pub fn combine(device: &Device, p: Combine) -> Result<()> {
         x: p.x,
         width: p.width as u32,
         top_k: p.top_k as u32,
+        wide: wide as u32,
     };
-    let dims = Dims { grid: [p.rows as u32, parts as u32, 1], block: [kernel::THREADS, 1, 1], shared: 0 };
+    let dims = Dims { grid: [p.rows as u32, parts as u32, 1], block: [threads, 1, 1], shared: 0 };
     device.launch_overlapping(&kernel::COMBINE, dims, args)
 }

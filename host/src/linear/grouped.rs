@@ -2,13 +2,11 @@
 
 use cuda_std::{Global, GlobalMut, Kernel};
 use gpu::args::linear::{ABSENT, GemmShape, GroupedGemmArgs, GroupedRows, GroupedStreamArgs, StreamShape};
-use gpu::kernels::gemm_bf16::GROUPED_GEMM_BF16;
 use gpu::kernels::gemm_f32::GROUPED_GEMM_F32;
-use gpu::kernels::gemm_w4a16::{GROUPED_GEMM_W4A16, GROUPED_GEMM_W4A16_S32};
 
-use super::plan::Plan;
+use super::plan::{Plan, grouped_entry};
 use super::pool::{Kind, Pool};
-use super::{Format, HostWeight, ScaleType, Upload};
+use super::{Format, HostWeight, Upload};
 use crate::device::{Buffer, Device, DeviceError, Result};
 use crate::kernels::{Acts, contract};
 
@@ -245,11 +243,9 @@ pub fn grouped_linear(device: &Device, p: &Grouped) -> Result<()> {
         return Ok(());
     }
     for part in p.weights.pools.iter().zip(p.weights.plans(p.pairs)) {
-        match part.0.pool.kind {
-            Kind::F32 => p.launch_f32(device, part)?,
-            Kind::Bf16 => p.launch_streamed(device, part, &GROUPED_GEMM_BF16)?,
-            Kind::W4a16(ScaleType::Bf16) => p.launch_streamed(device, part, &GROUPED_GEMM_W4A16)?,
-            Kind::W4a16(ScaleType::F32) => p.launch_streamed(device, part, &GROUPED_GEMM_W4A16_S32)?,
+        match grouped_entry(part.0.pool.kind, p.weights.k) {
+            None => p.launch_f32(device, part)?,
+            Some(entry) => p.launch_streamed(device, part, entry)?,
         }
     }
     Ok(())

@@ -5,7 +5,10 @@
 
 use std::fmt;
 
+use cuda_std::Kernel;
+use gpu::args::linear::GroupedStreamArgs;
 use gpu::kernels::gemm_f32::{GEMM_F32, MAX_WARPS, shared_bytes};
+use gpu::kernels::short::{Short, is_short};
 use gpu::kernels::stream::{self, CHUNK_K, TILE_M, TILE_N, WARPS};
 use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
@@ -65,13 +68,30 @@ fn gathered(kind: Kind) -> stream::Variant {
     }
 }
 
-fn grouped_kernel_of(kind: Kind) -> &'static str {
+/// How a product gathered by expert of so short a k is divided, where a kind has such a kernel.
+fn short(kind: Kind, k: usize) -> Option<Short> {
     match kind {
-        Kind::F32 => "grouped_gemm_f32",
-        Kind::Bf16 => "grouped_gemm_bf16",
-        Kind::W4a16(ScaleType::Bf16) => "grouped_gemm_w4a16",
-        Kind::W4a16(ScaleType::F32) => "grouped_gemm_w4a16_s32",
+        Kind::W4a16(ScaleType::Bf16) if is_short(k) => Some(gemm_w4a16::SHORT),
+        Kind::W4a16(ScaleType::F32) if is_short(k) => Some(gemm_w4a16::SHORT_S32),
+        _ => None,
     }
+}
+
+/// The kernel that multiplies rows gathered by expert with streamed weights; f32 is not streamed.
+pub(super) fn grouped_entry(kind: Kind, k: usize) -> Option<&'static Kernel<GroupedStreamArgs>> {
+    let short = short(kind, k).is_some();
+    match kind {
+        Kind::F32 => None,
+        Kind::Bf16 => Some(&gemm_bf16::GROUPED_GEMM_BF16),
+        Kind::W4a16(ScaleType::Bf16) if short => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_SHORT),
+        Kind::W4a16(ScaleType::Bf16) => Some(&gemm_w4a16::GROUPED_GEMM_W4A16),
+        Kind::W4a16(ScaleType::F32) if short => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_S32_SHORT),
+        Kind::W4a16(ScaleType::F32) => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_S32),
+    }
+}
+
+fn grouped_kernel_of(kind: Kind, k: usize) -> &'static str {
+    grouped_entry(kind, k).map_or("grouped_gemm_f32", Kernel::name)
 }
 
 /// The kernel that multiplies gate and up of experts of one kind together; f32 has none.
@@ -92,7 +112,7 @@ pub fn kernel(weight: &HostWeight, rows: usize) -> &'static str {
 
 /// The kernel that multiplies gathered rows with such an expert.
 pub fn grouped_kernel(expert: &HostWeight) -> &'static str {
-    grouped_kernel_of(Kind::of(&expert.data))
+    grouped_kernel_of(Kind::of(&expert.data), expert.k)
 }
 
 /// The kernel that multiplies gathered rows with gate and up of such an expert together.
@@ -147,10 +167,15 @@ impl Plan {
 
     /// `experts`: how many have this kind. At least one tile for each expert in use, at most as many as pairs.
     pub(super) fn grouped(kind: Kind, format: Format, experts: usize, n: usize, k: usize, pairs: usize) -> Self {
-        let kernel = grouped_kernel_of(kind);
-        let plan = match kind.tile_words() {
-            None => Self::of_f32(kernel, format, n, k),
-            Some(words) => {
+        let kernel = grouped_kernel_of(kind, k);
+        let plan = match (kind.tile_words(), short(kind, k)) {
+            (None, _) => Self::of_f32(kernel, format, n, k),
+            (Some(words), Some(short)) => {
+                let shared = short.shared_bytes(words);
+                let plan = Self::one(kernel, format, n, k, 1, WARPS as usize, stream::THREADS, shared);
+                Self { resident: short.blocks, ..plan }
+            }
+            (Some(words), None) => {
                 let variant = gathered(kind);
                 Self::streamed(kernel, format, [n, k, stream::k_split_grouped(n, k)], variant, variant.nt, words)
             }

@@ -18,6 +18,8 @@ const FEW: usize = 37;
 const MANY: usize = 130;
 /// Weight rows that fill no tile, k that two warps share.
 const SHAPE: [usize; 2] = [20, 1152];
+/// A k of four chunks, which gathered products take in one piece; the last chunk is half empty.
+const SHORT: [usize; 2] = [20, 224];
 
 /// What a weight is stored as.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,7 +48,7 @@ pub struct Case {
 enum Rows {
     /// None: the one kernel of f32.
     Dense(Option<Variant>),
-    Grouped,
+    Grouped([usize; 2]),
     GateUp,
 }
 
@@ -63,7 +65,12 @@ impl Case {
                 stored,
                 rows: Rows::Dense(variant),
             }));
-            cases.push(Self { kernel: grouped_kernel(&sample.host()), stored, rows: Rows::Grouped });
+            for shape in [SHAPE, SHORT] {
+                let kernel = grouped_kernel(&Sample::random(stored, shape, &mut Random::new(0)).host());
+                if cases.iter().all(|case| case.kernel != kernel) {
+                    cases.push(Self { kernel, stored, rows: Rows::Grouped(shape) });
+                }
+            }
             let both = gate_up_kernel(&sample.host());
             cases.extend(both.map(|kernel| Self { kernel, stored, rows: Rows::GateUp }));
         }
@@ -82,7 +89,7 @@ impl Case {
                 let rows = if matches!(variant, Variant::Tiled(_)) { MANY } else { FEW };
                 dense(p, self.stored, rows, |d, product| linear_by(d, product, variant))
             }
-            Rows::Grouped => grouped(p, self.stored),
+            Rows::Grouped(shape) => grouped(p, self.stored, shape),
             Rows::GateUp => both(p, self.stored),
         }
     }
@@ -184,6 +191,7 @@ fn dense(p: &Probe, stored: Stored, rows: usize, multiply: impl Fn(&Device, &Pro
 
 /// Ten tokens, two of three experts each.
 struct Tokens {
+    k: usize,
     experts: Vec<usize>,
     order: Buffer<u32>,
     tiles: Buffer<u32>,
@@ -196,37 +204,42 @@ const PAIRS: usize = 20;
 const SHARE: usize = 2;
 
 impl Tokens {
-    fn random(device: &Device, stored: Stored, random: &mut Random) -> device::Result<Self> {
+    fn random(device: &Device, stored: Stored, k: usize, random: &mut Random) -> device::Result<Self> {
         let experts: Vec<_> = (0..PAIRS).map(|_| random.below(EXPERTS)).collect();
         let ids: Vec<_> = experts.iter().map(|&e| e as u32).collect();
         let (order, mut tiles) = reference::expert_sort(&ids, EXPERTS);
         tiles.resize(1 + 3 * PAIRS, u32::MAX);
-        let x = X::upload(device, &random.floats(PAIRS / SHARE * SHAPE[1]), stored)?;
-        Ok(Self { experts, order: device.upload(&order)?, tiles: device.upload(&tiles)?, x })
+        let x = X::upload(device, &random.floats(PAIRS / SHARE * k), stored)?;
+        Ok(Self { k, experts, order: device.upload(&order)?, tiles: device.upload(&tiles)?, x })
     }
 
     /// The products in f64, and what their terms add up to.
     fn products(&self, samples: &[Sample]) -> [Vec<f64>; 2] {
         let values: Vec<_> = samples.iter().map(|s| s.values.clone()).collect();
         let sizes: Vec<_> = values.iter().map(|v| magnitudes(v, f64::abs)).collect();
-        let of = |x: &[f32], w: &[Vec<f64>]| twin::grouped(x, SHARE, &self.experts, w, SHAPE[1]);
+        let of = |x: &[f32], w: &[Vec<f64>]| twin::grouped(x, SHARE, &self.experts, w, self.k);
         [of(&self.x.seen, &values), of(&magnitudes(&self.x.seen, f32::abs), &sizes)]
     }
 }
 
 /// Random experts, stored and on the device.
-fn experts(p: &Probe, stored: Stored, random: &mut Random) -> device::Result<(Vec<Sample>, ExpertWeights)> {
-    let samples: Vec<_> = (0..EXPERTS).map(|_| Sample::random(stored, SHAPE, random)).collect();
+fn experts(
+    p: &Probe,
+    stored: Stored,
+    shape: [usize; 2],
+    random: &mut Random,
+) -> device::Result<(Vec<Sample>, ExpertWeights)> {
+    let samples: Vec<_> = (0..EXPERTS).map(|_| Sample::random(stored, shape, random)).collect();
     let hosts: Vec<_> = samples.iter().map(Sample::host).collect();
     let weights = ExpertWeights::new(p.device, "selfcheck", &hosts)?;
     Ok((samples, weights))
 }
 
-fn grouped(p: &Probe, stored: Stored) -> Found {
+fn grouped(p: &Probe, stored: Stored, shape @ [n, k]: [usize; 2]) -> Found {
     let mut random = Random::new(32);
-    let (samples, weights) = experts(p, stored, &mut random)?;
-    let tokens = Tokens::random(p.device, stored, &mut random)?;
-    let y = p.device.alloc(PAIRS * SHAPE[0])?;
+    let (samples, weights) = experts(p, stored, shape, &mut random)?;
+    let tokens = Tokens::random(p.device, stored, k, &mut random)?;
+    let y = p.device.alloc(PAIRS * n)?;
     let args = Grouped {
         weights: &weights,
         x: tokens.x.acts(),
@@ -245,9 +258,9 @@ fn grouped(p: &Probe, stored: Stored) -> Found {
 /// SwiGLU stretches the error of its first factor by at most 1.1 times the second, and the other way round.
 fn both(p: &Probe, stored: Stored) -> Found {
     let mut random = Random::new(34);
-    let (gate_samples, gate) = experts(p, stored, &mut random)?;
-    let (up_samples, up) = experts(p, stored, &mut random)?;
-    let tokens = Tokens::random(p.device, stored, &mut random)?;
+    let (gate_samples, gate) = experts(p, stored, SHAPE, &mut random)?;
+    let (up_samples, up) = experts(p, stored, SHAPE, &mut random)?;
+    let tokens = Tokens::random(p.device, stored, SHAPE[1], &mut random)?;
     let y = p.device.alloc(PAIRS * SHAPE[0])?;
     let args = GateUp {
         gate: &gate,
