@@ -18,7 +18,7 @@ pub const WIDE: usize = 4;
 /// Slots that are read together.
 const SLOTS: usize = 8;
 
-#[kernel]
+#[kernel(threads = THREADS, blocks = 4)]
 pub fn combine(a: CombineArgs) {
     let (width, top_k) = (a.width as usize, a.top_k as usize);
     let row = thread::block_idx_x() as usize;
@@ -56,11 +56,11 @@ fn four(a: CombineArgs, row: usize, i: usize) {
     while slot < top_k {
         let (first, left) = (row * top_k + slot, top_k - slot);
         let (mut y, mut weights) = ([[0; WIDE]; SLOTS], [0.0; SLOTS]);
+        // Slots past the last are read as the last and not added: loads without branches go out together.
         unroll!(j in 0 1 2 3 4 5 6 7; {
-            if j < left {
-                y[j] = a.y.ld16((first + j) * width + i);
-                weights[j] = a.weights.get(first + j);
-            }
+            let pair = first + j.min(left - 1);
+            y[j] = a.y.ld16(pair * width + i);
+            weights[j] = a.weights.get(pair);
         });
         unroll!(j in 0 1 2 3 4 5 6 7; {
             if j < left {
