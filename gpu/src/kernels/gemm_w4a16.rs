@@ -167,7 +167,7 @@ const _: () = {
 };
 
 /// Up to 8 rows a unit, bf16 scales.
-#[kernel]
+#[kernel(threads = THREADS, blocks = M8.blocks)]
 pub fn gemm_w4a16_m8(a: StreamArgs) {
     stream!(W4a16<bf16>, M8, Dense, a);
 }
