@@ -1,6 +1,9 @@
 //! Launch bounds of kernels. rustc has no attribute that becomes `.maxntid` and `.minnctapersm`; a kernel that wants
 //! them carries a comment in its body, and the directives are written where PTX has them: between the entry's
 //! parameters and its body.
+//!
+//! Only for sm_90: the kernels that ask for two blocks a multiprocessor find shared memory for one on the others, and are
+//! better off with all registers.
 
 /// What stands before the numbers of threads and blocks.
 const MARK: &str = "// launch bounds: ";

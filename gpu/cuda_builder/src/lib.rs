@@ -81,7 +81,7 @@ impl CudaBuilder {
     pub fn build_with(&self, toolchain: &Toolchain) -> Result<PtxFile, BuildError> {
         let path = compile::compile(&self.crate_dir, self.arch, toolchain, self.show_warnings)?;
         let text = std::fs::read_to_string(&path).map_err(|e| BuildError::io("read the PTX", &path, e))?;
-        let text = bounds::apply(&text);
+        let text = if self.arch == Arch::Sm90 { bounds::apply(&text) } else { text };
         let kernels = listing::check(&text, self.arch, &path)?;
         Ok(PtxFile { arch: self.arch, path, text, kernels })
     }
