@@ -449,7 +449,7 @@ fn refuses(device: &Device) -> Outcome {
                   4 units, blocks of 256, 90240 shared, 576 weight bytes";
     explained(&all.weights, stream)?;
     let short = "w4a16 1 x [144, 256] x 4 rows: grouped_gemm_w4a16_short, 128 x 8 a block, k in 64s over 1 warps, \
-                 8 units, blocks of 256, 92544 shared, 20736 weight bytes";
+                 8 units, blocks of 256, 73984 shared, 20736 weight bytes";
     explained(&Experts::new(device, vec![make([1, 144, 256], &mut random)])?.weights, short)?;
     let x = X::random(device, 4 * 32, &mut random)?;
     let (y, order, tiles) = (device.zeros(4 * 16)?, device.zeros(4)?, device.zeros(13)?);
