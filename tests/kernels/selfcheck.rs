@@ -25,9 +25,10 @@ fn sources() -> Option<PathBuf> {
     folder.is_dir().then_some(folder)
 }
 
-/// Names of the functions behind `#[kernel]` in `text`.
+/// Names of the functions behind `#[kernel]` or `#[kernel(..)]` in `text`.
 fn kernels(text: &str) -> impl Iterator<Item = &str> {
-    text.split("#[kernel]\npub fn ").skip(1).filter_map(|item| item.split('(').next())
+    let marked = text.split("#[kernel").skip(1).filter_map(|item| item.split_once("]\npub fn "));
+    marked.filter(|(attribute, _)| !attribute.contains('\n')).filter_map(|(_, item)| item.split('(').next())
 }
 
 fn every_kernel_has_a_check() -> Outcome {
