@@ -53,6 +53,8 @@ pub struct Bundle {
     pub(super) folder: Option<Folder>,
     /// Bytes of the weights that were asked for.
     pub(super) handed: AtomicU64,
+    /// Bytes that `verify` and `verify_files` have gone through.
+    pub(super) verified: AtomicU64,
 }
 
 impl Bundle {
@@ -109,18 +111,29 @@ impl Bundle {
         self.hashes.par_iter().try_for_each(|(name, expected)| {
             let raw = manifest::raw(&self.store, name).map_err(|m| self.store.blame(m))?;
             let found = blake3::hash(raw.bytes).to_hex();
+            self.verified.fetch_add(raw.bytes.len() as u64, Ordering::Relaxed);
             if found.as_str() == expected {
                 return Ok(());
             }
             let (file, tensor) = (self.path().to_path_buf(), name.clone());
             Err(WeightsError::Hash { file, tensor, expected: expected.clone(), found: found.to_string() })
         })?;
-        census::take(&self.store, &self.manifest).map_err(|m| self.store.blame(m))
+        census::take(&self.store, &self.manifest, &self.verified).map_err(|m| self.store.blame(m))
     }
 
     /// Compares the files of a folder with the SHA-256 that a hub's cache keeps of them. Returns how many have one.
     pub fn verify_files(&self) -> Result<usize, WeightsError> {
-        checkpoint::verify_files(self.store.files())
+        checkpoint::verify_files(self.store.files(), &self.verified)
+    }
+
+    /// Bytes that [`Self::verify`] goes through: all once to count, and once more where there are hashes.
+    pub fn verify_bytes(&self) -> u64 {
+        self.file_bytes() * if self.hashes.is_empty() { 1 } else { 2 }
+    }
+
+    /// Bytes that [`Self::verify`] and [`Self::verify_files`] have gone through so far.
+    pub fn verified_bytes(&self) -> u64 {
+        self.verified.load(Ordering::Relaxed)
     }
 
     pub fn path(&self) -> &Path {

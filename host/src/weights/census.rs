@@ -1,6 +1,7 @@
 //! What the content of a model is: by role and format how many weights, and how large their values or scales are.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 use safetensors::tensor::Dtype;
@@ -102,14 +103,15 @@ impl Census {
 }
 
 /// Reads all values and scales of a model. One that is NaN or infinite is an error, and so is a stored shape that is
-/// not the declared one.
-pub(super) fn take(store: &Store, manifest: &BTreeMap<String, Declared>) -> Result<Table, Mismatch> {
+/// not the declared one. `done` grows by the bytes of each weight.
+pub(super) fn take(store: &Store, manifest: &BTreeMap<String, Declared>, done: &AtomicU64) -> Result<Table, Mismatch> {
     let of_weight = |(name, line): (&String, &Declared)| {
         manifest::check_shape(store, name, line)?;
         let stored = manifest::stored_names(name, line);
         let counted = stored.get(1).unwrap_or(&stored[0]);
         let census = magnitudes(counted, manifest::raw(store, counted)?)?;
         let bytes = manifest::stored(store, name, line)?.bytes();
+        done.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(Table::from([((Role::of(name), line.format), Census { weights: 1, bytes, ..census })]))
     };
     manifest.par_iter().map(of_weight).try_reduce(Table::new, |mut a, b| {

@@ -96,6 +96,7 @@ fn read(metadata: Metadata, store: Store) -> Result<Bundle, Mismatch> {
         chat_template,
         folder: None,
         handed: Default::default(),
+        verified: Default::default(),
     };
     check_names(&bundle)?;
     Ok(bundle)

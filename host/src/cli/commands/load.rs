@@ -1,9 +1,8 @@
 //! Loading: whether the model fits at all, and how far it is.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::cli::commands::progress::Progress;
+use crate::cli::commands::progress::watching;
 use crate::cli::failure::{Failure, Result};
 use crate::cli::output::{self, Bytes};
 use crate::device::Device;
@@ -11,8 +10,6 @@ use crate::engine::{Draft, Engine, EngineOptions};
 use crate::plan::{Plan, Request};
 use crate::weights::Bundle;
 
-/// Between two looks.
-const EVERY: Duration = Duration::from_millis(200);
 /// Loads that take longer than this are worth a line.
 const LONG: Duration = Duration::from_secs(2);
 
@@ -20,21 +17,8 @@ const LONG: Duration = Duration::from_secs(2);
 pub fn open(bundle: &Bundle, device: Device, options: EngineOptions) -> Result<Engine> {
     fits(bundle, &device, &options)?;
     let total = bundle.weight_bytes(options.draft == Draft::Dflash);
-    let (ended, start) = (AtomicBool::new(false), Instant::now());
-    let engine = std::thread::scope(|scope| {
-        let watch = scope.spawn(|| {
-            let mut bar = Progress::new(total);
-            while !ended.load(Ordering::Acquire) {
-                bar.show("loading", bundle.handed_bytes());
-                std::thread::park_timeout(EVERY);
-            }
-            bar.clear();
-        });
-        let engine = Engine::open(bundle, device, options);
-        ended.store(true, Ordering::Release);
-        watch.thread().unpark();
-        engine
-    })?;
+    let start = Instant::now();
+    let engine = watching("loading", total, || bundle.handed_bytes(), || Engine::open(bundle, device, options))?;
     let time = start.elapsed();
     if time >= LONG {
         let rate = Bytes((total as f64 / time.as_secs_f64()) as u64);

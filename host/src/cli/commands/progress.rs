@@ -1,6 +1,7 @@
 //! How far a long step is, on stderr where that is a terminal.
 
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cli::output::Bytes;
@@ -50,6 +51,25 @@ impl Progress {
             self.shown = false;
         }
     }
+}
+
+/// Does `work`, with a line that says how many of `total` bytes `done` counts.
+pub fn watching<T>(what: &str, total: u64, done: impl Fn() -> u64 + Sync, work: impl FnOnce() -> T) -> T {
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut bar = Progress::new(total);
+            while !ended.load(Ordering::Acquire) {
+                bar.show(what, done());
+                std::thread::park_timeout(EVERY);
+            }
+            bar.clear();
+        });
+        let result = work();
+        ended.store(true, Ordering::Release);
+        watch.thread().unpark();
+        result
+    })
 }
 
 fn line(what: &str, done: u64, total: u64, fresh: u64, seconds: f64) -> String {

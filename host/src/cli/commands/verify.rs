@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::open;
+use super::{open, progress::watching};
 use crate::cli::args::Verify;
 use crate::cli::failure::{Failure, Result};
 use crate::cli::output::{self, Bytes};
@@ -14,8 +14,12 @@ pub fn run(args: &Verify) -> Result<()> {
     let bundle = open(&args.bundle, weights::Verify::Never, args.layers)?;
     let (file, bytes) = (args.bundle.display(), Bytes(bundle.file_bytes()));
     output::note(format_args!("{file}: structure as declared; reading {bytes}"));
-    let hashed = bundle.verify_files().map_err(hash_failure)?;
-    let table = bundle.verify().map_err(hash_failure)?;
+    let done = || bundle.verified_bytes();
+    let hashed = watching("hashing files", bundle.file_bytes(), done, || bundle.verify_files());
+    let hashed = hashed.map_err(hash_failure)?;
+    let before = done();
+    let table = watching("verifying", bundle.verify_bytes(), || done() - before, || bundle.verify());
+    let table = table.map_err(hash_failure)?;
     let tokenizer = Tokenizer::of(&bundle)?;
     if let Some(tokenizer) = &tokenizer {
         check_texts(&bundle, tokenizer)?;

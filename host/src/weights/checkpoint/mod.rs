@@ -96,6 +96,7 @@ pub(super) fn open(path: &Path, layers: Option<usize>) -> Result<Bundle> {
         chat_template: text.chat_template,
         folder: Some(facts),
         handed: Default::default(),
+        verified: Default::default(),
     })
 }
 
@@ -274,7 +275,7 @@ pub(super) fn attach_drafter(
     let lines = match_layout(&own, &unprefixed, false, None).map_err(|m| refused(&own, &index, m))?;
     unreferenced(&own, &lines).map_err(|m| own.blame(m))?;
     if own.bytes() < HASHED_BELOW {
-        census::take(&own, &lines).map_err(|m| own.blame(m))?;
+        census::take(&own, &lines, &Default::default()).map_err(|m| own.blame(m))?;
     }
     manifest.retain(|name, _| !name.starts_with(layout::DRAFTER));
     manifest.extend(lines.into_iter().map(|(name, line)| (format!("{}{name}", layout::DRAFTER), line)));
