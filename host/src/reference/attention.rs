@@ -4,6 +4,7 @@ use std::f64::consts::LOG2_E;
 
 use cuda_std::bf16;
 use gpu::args::attention::{KEY, LATENT, ROPE};
+use rayon::prelude::*;
 
 use super::rms_norm;
 
@@ -92,7 +93,8 @@ fn attend<'a>(
     value: impl Fn(usize) -> &'a [bf16],
     width: usize,
 ) -> Vec<f64> {
-    let dot = |k: &[bf16]| q.iter().zip(k).map(|(a, b)| a.to_f64() * b.to_f64()).sum::<f64>();
+    let wide = |v: &bf16| f64::from(v.to_f32());
+    let dot = |k: &[bf16]| q.iter().zip(k).map(|(a, b)| wide(a) * wide(b)).sum::<f64>();
     let scores: Vec<f64> = visible.iter().map(|&j| f64::from(scale) * dot(key(j))).collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let base = (max * LOG2_E).ceil();
@@ -102,8 +104,11 @@ fn attend<'a>(
     };
     let weights: Vec<f64> = scores.iter().map(weight).collect();
     let total: f64 = weights.iter().sum();
-    let column = |i: usize| visible.iter().zip(&weights).map(|(&j, w)| w * value(j)[i].to_f64()).sum::<f64>() / total;
-    (0..width).map(column).collect()
+    let mut sums = vec![0.0; width];
+    for (&j, w) in visible.iter().zip(&weights) {
+        sums.iter_mut().zip(value(j)).for_each(|(sum, v)| *sum += w * wide(v));
+    }
+    sums.iter().map(|sum| sum / total).collect()
 }
 
 /// The slots that row `row` of a tree sees: `0..committed`, then its ancestors.
@@ -138,14 +143,12 @@ pub fn mla_attention_with(
     scale: f32,
 ) -> Vec<f64> {
     let key = |j: usize| &cache[j * KEY..(j + 1) * KEY];
-    let mut out = Vec::new();
-    for row in 0..rows {
-        let visible = visible_slots(ancestors, rows, row, committed);
-        for q in q[row * heads * KEY..(row + 1) * heads * KEY].chunks(KEY) {
-            out.extend(attend(q, &visible, weights, scale, key, key, LATENT));
-        }
-    }
-    out
+    let of_query = |i: usize| {
+        let visible = visible_slots(ancestors, rows, i / heads, committed);
+        attend(&q[i * KEY..(i + 1) * KEY], &visible, weights, scale, key, key, LATENT)
+    };
+    let each: Vec<Vec<f64>> = (0..rows * heads).into_par_iter().map(of_query).collect();
+    each.concat()
 }
 
 /// `q [rows, heads, head_dim]`, `k` and `v [slots, kv_heads, head_dim]`; all see slots `0..committed + rows`, or, with
