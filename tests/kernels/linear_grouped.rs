@@ -4,7 +4,7 @@ use cuda_std::GlobalMut;
 use kdtree::device::Device;
 use kdtree::kernels::{Acts, Swiglu, swiglu};
 use kdtree::linear::{ExpertWeights, GateUp, Grouped, Product, Upload, Weight};
-use kdtree::linear::{explain_gate_up, explain_grouped, gate_up, grouped_linear, linear};
+use kdtree::linear::{explain_gate_up, explain_grouped, gate_up, grouped_linear, linear, tile_of_experts};
 use kdtree::reference::linear as twin;
 
 use super::linear::{Kind, Stored, Want, X, near, part};
@@ -29,6 +29,17 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("grouped::{}::short::alone", kind.name()), move |d| alone(d, kind));
         let case = move |d: &Device| random_tokens(d, &[kind; 8], 7168, 256, 8, false);
         suite.cuda(format!("grouped::{}::7168x256", kind.name()), case);
+    }
+    // 16 pairs a tile: the bits of 8.
+    for (n, k) in [(1, 128), (300, 32), (33, 640), (72, 256)] {
+        suite.both(format!("grouped::w4a16::sixteen::{n}x{k}"), move |d| sixteen(d, [n, k], 3));
+        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], 2 * TILE);
+        suite.both(format!("gate_up::w4a16::sixteen::{n}x{k}"), case);
+    }
+    for (n, k) in [(2048, 7168), (7168, 2048), (1040, 2112)] {
+        suite.cuda(format!("grouped::w4a16::sixteen::{n}x{k}"), move |d| sixteen(d, [n, k], 40));
+        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], 2 * TILE);
+        suite.cuda(format!("gate_up::w4a16::sixteen::{n}x{k}"), case);
     }
     // The shape of an expert's gate projection in Kimi K2.6.
     for kind in Kind::MAIN {
@@ -75,7 +86,7 @@ pub fn cases(suite: &mut Suite) {
 }
 
 /// Pairs sorted by expert (stable), and the tiles: what `expert_sort` makes.
-fn sorted(experts: &[usize], count: usize) -> (Vec<u32>, Vec<u32>) {
+fn sorted(experts: &[usize], count: usize, tile: usize) -> (Vec<u32>, Vec<u32>) {
     let mut order: Vec<u32> = (0..experts.len() as u32).collect();
     order.sort_by_key(|&pair| experts[pair as usize]);
     let mut tiles = vec![0];
@@ -83,7 +94,7 @@ fn sorted(experts: &[usize], count: usize) -> (Vec<u32>, Vec<u32>) {
     for expert in 0..count {
         let mut left = experts.iter().filter(|&&e| e == expert).count();
         while left > 0 {
-            let here = left.min(TILE);
+            let here = left.min(tile);
             tiles.extend([expert as u32, first as u32, here as u32]);
             (first, left, tiles[0]) = (first + here, left - here, tiles[0] + 1);
         }
@@ -97,6 +108,8 @@ fn sorted(experts: &[usize], count: usize) -> (Vec<u32>, Vec<u32>) {
 struct Experts {
     stored: Vec<Stored>,
     weights: ExpertWeights,
+    /// Pairs of a tile.
+    tile: usize,
 }
 
 impl Experts {
@@ -114,7 +127,7 @@ impl Experts {
     fn new(device: &Device, stored: Vec<Stored>) -> kdtree::device::Result<Self> {
         let hosts: Vec<_> = stored.iter().map(|s| s.host("expert")).collect();
         let weights = ExpertWeights::new(device, "experts", &hosts)?;
-        Ok(Self { stored, weights })
+        Ok(Self { stored, weights, tile: TILE })
     }
 
     /// The product of `experts` (one a pair).
@@ -125,7 +138,7 @@ impl Experts {
         share: usize,
         experts: &[usize],
     ) -> Result<Vec<f32>, libtest_mimic::Failed> {
-        let (order, tiles) = sorted(experts, self.stored.len());
+        let (order, tiles) = sorted(experts, self.stored.len(), self.tile);
         let (order, tiles) = (device.upload(&order)?, device.upload(&tiles)?);
         let y = device.alloc(experts.len() * self.weights.n())?;
         y.fill(0xFF)?;
@@ -135,6 +148,7 @@ impl Experts {
             x_rows_per_token: share,
             order: order.view(),
             tiles: tiles.view(),
+            tile: self.tile,
             pairs: experts.len(),
             settled: false,
             y: y.view_mut(),
@@ -197,6 +211,23 @@ fn same_bits_as_dense(device: &Device, kind: Kind) -> Outcome {
         equal(&format!("pair {pair}"), &got[pair * n..][..n], &y.read()?)?;
     }
     Ok(())
+}
+
+/// Pairs have the same bits in tiles of 16 and of 8, whichever experts they take; and those are near the twin's.
+fn sixteen(device: &Device, [n, k]: [usize; 2], tokens: usize) -> Outcome {
+    let (count, top_k) = (6, 8);
+    let mut random = Random::new((n + 3 * k) as u64);
+    let mut all = Experts::random(device, &vec![Kind::W4; count], n, k, &mut random)?;
+    let pairs = tokens * top_k;
+    let x = X::random(device, tokens * k, &mut random)?;
+    let drawn: Vec<_> = (0..pairs).map(|_| random.below(count)).collect();
+    for experts in [drawn.clone(), vec![count - 1; pairs], (0..pairs).map(|pair| pair / 17 % count).collect()] {
+        all.tile = TILE;
+        let eight = all.multiply(device, &x, top_k, &experts)?;
+        all.tile = 2 * TILE;
+        equal("products", &all.multiply(device, &x, top_k, &experts)?, &eight)?;
+    }
+    all.case(device, top_k, &drawn, &mut random)
 }
 
 /// A pair of a short k has the bits that it has alone, whichever pairs and experts go with it.
@@ -334,8 +365,14 @@ fn last_expert(device: &Device) -> Outcome {
 
 /// One kernel for both products gives the bits of two products and a SwiGLU; the unequal never take it.
 fn gate_up_as_apart(device: &Device, gate: [Kind; 6], up: [Kind; 6], n: usize, k: usize) -> Outcome {
+    gate_up_by(device, gate, up, [n, k], TILE)
+}
+
+fn gate_up_by(device: &Device, gate: [Kind; 6], up: [Kind; 6], [n, k]: [usize; 2], tile: usize) -> Outcome {
     let (share, mut random) = (2, Random::new((n * 7 + k) as u64));
-    let (g, u) = (Experts::random(device, &gate, n, k, &mut random)?, Experts::random(device, &up, n, k, &mut random)?);
+    let mut g = Experts::random(device, &gate, n, k, &mut random)?;
+    let u = Experts::random(device, &up, n, k, &mut random)?;
+    g.tile = tile;
     let experts: Vec<usize> = (0..11 * share).map(|pair| [pair % 5, 5, pair / 7][pair % 3]).collect();
     as_apart(device, &g, &u, share, &experts, &mut random)
 }
@@ -350,7 +387,7 @@ fn as_apart(
 ) -> Outcome {
     let (pairs, n, k) = (experts.len(), g.weights.n(), g.weights.k());
     let x = X::random(device, pairs / share * k, random)?;
-    let (order, tiles) = sorted(experts, g.stored.len());
+    let (order, tiles) = sorted(experts, g.stored.len(), g.tile);
     let (order, tiles) = (device.upload(&order)?, device.upload(&tiles)?);
     let (f32, bf16) = (device.alloc::<f32>(pairs * n)?, device.alloc::<cuda_std::bf16>(pairs * n)?);
     let apart = [device.alloc::<f32>(pairs * n)?, device.alloc::<f32>(pairs * n)?];
@@ -362,6 +399,7 @@ fn as_apart(
         x_rows_per_token: share,
         order: order.view(),
         tiles: tiles.view(),
+        tile: g.tile,
         pairs,
         out_f32: f32.view_mut(),
         out_bf16: bf16.view_mut(),
@@ -397,6 +435,7 @@ fn gate_up_refuses(device: &Device) -> Outcome {
         x_rows_per_token: 1,
         order: order.view(),
         tiles: tiles.view(),
+        tile: TILE,
         pairs,
         out_f32: out.view_mut(),
         out_bf16: GlobalMut::EMPTY,
@@ -410,10 +449,10 @@ fn gate_up_refuses(device: &Device) -> Outcome {
     refused(p(&a.weights, &a.weights, 3), "x holds 128, expected 192")?;
     let out_f32 = GlobalMut::from_raw(out.view().addr(), 31);
     refused(GateUp { out_f32, ..p(&a.weights, &a.weights, 2) }, "the f32 output holds 31, expected 32")?;
-    let plans = explain_gate_up(&a.weights, &a.weights, 6).ok_or("one kernel multiplies both")?;
+    let plans = explain_gate_up(&a.weights, &a.weights, 6, TILE).ok_or("one kernel multiplies both")?;
     equal(
         "operations",
-        &[plans[0].flops(), explain_grouped(&a.weights, 6)[0].flops()],
+        &[plans[0].flops(), explain_grouped(&a.weights, 6, TILE)[0].flops()],
         &[4 * 6 * 16 * 64, 2 * 6 * 16 * 64],
     )?;
     gate_up(device, &p(&a.weights, &a.weights, 0))?;
@@ -440,17 +479,21 @@ fn refuses(device: &Device) -> Outcome {
     }
 
     let all = Experts::new(device, vec![a])?;
-    let explained = |weights: &ExpertWeights, want: &str| {
-        let plans = explain_grouped(weights, 4);
+    let explained = |weights: &ExpertWeights, tile: usize, want: &str| {
+        let plans = explain_grouped(weights, 4, tile);
         let text = plans.iter().map(|plan| plan.to_string()).collect::<Vec<_>>().join("; ");
         check(text == want, || format!("expected `{want}`, found `{text}`"))
     };
     let stream = "w4a16 1 x [16, 32] x 4 rows: grouped_gemm_w4a16, 256 x 8 a block, k in 64s over 1 warps, \
                   4 units, blocks of 256, 90240 shared, 576 weight bytes";
-    explained(&all.weights, stream)?;
+    explained(&all.weights, TILE, stream)?;
     let short = "w4a16 1 x [144, 256] x 4 rows: grouped_gemm_w4a16_short, 128 x 8 a block, k in 64s over 1 warps, \
                  8 units, blocks of 256, 73984 shared, 20736 weight bytes";
-    explained(&Experts::new(device, vec![make([1, 144, 256], &mut random)])?.weights, short)?;
+    explained(&Experts::new(device, vec![make([1, 144, 256], &mut random)])?.weights, TILE, short)?;
+    let many = "w4a16 1 x [16, 32] x 4 rows: grouped_gemm_w4a16_m16, 256 x 16 a block, k in 64s in 1 slices, \
+                4 units, blocks of 256, 90240 shared, 576 weight bytes";
+    explained(&all.weights, 2 * TILE, many)?;
+    equal("tiles", &[tile_of_experts(&[&all.weights], 5), tile_of_experts(&[&all.weights], 6)], &[TILE, 2 * TILE])?;
     let x = X::random(device, 4 * 32, &mut random)?;
     let (y, order, tiles) = (device.zeros(4 * 16)?, device.zeros(4)?, device.zeros(13)?);
     let p = |x_rows_per_token, pairs| Grouped {
@@ -459,6 +502,7 @@ fn refuses(device: &Device) -> Outcome {
         x_rows_per_token,
         order: order.view(),
         tiles: tiles.view(),
+        tile: TILE,
         pairs,
         settled: false,
         y: y.view_mut(),

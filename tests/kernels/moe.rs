@@ -7,6 +7,9 @@ use kdtree::reference::{self, bounds};
 
 use super::support::{Outcome, Random, Suite, check, close, equal};
 
+/// Pairs of a tile.
+const TILES: [usize; 2] = [8, 16];
+
 pub fn cases(suite: &mut Suite) {
     for (pairs, experts) in [
         (0, 8),
@@ -33,8 +36,9 @@ pub fn cases(suite: &mut Suite) {
     suite.both("expert_sort::all_on_the_last", |d| sort(d, &[383; 513], 384));
     suite.both("expert_sort::duplicates_in_a_token", |d| sort(d, &[1, 1, 1, 0, 2, 2, 1, 1, 0], 4));
     suite.both("expert_sort::descending", |d| sort(d, &(0..384).rev().collect::<Vec<_>>(), 384));
-    suite
-        .both("expert_sort::tile_borders", |d| sort(d, &[vec![0; 7], vec![1; 8], vec![2; 9], vec![4; 16]].concat(), 5));
+    suite.both("expert_sort::tile_borders", |d| {
+        sort(d, &[vec![0; 7], vec![1; 8], vec![2; 9], vec![3; 17], vec![4; 16]].concat(), 5)
+    });
     suite.cpu("expert_sort::outside", outside);
     suite.both("expert_sort::refuses", sort_refuses);
     for (rows, width, stride) in [(0, 8, 8), (1, 1, 1), (3, 255, 255), (2, 256, 512), (5, 2048, 4096), (65, 40, 40)] {
@@ -53,14 +57,18 @@ pub fn cases(suite: &mut Suite) {
 }
 
 fn sort(device: &Device, ids: &[u32], experts: usize) -> Outcome {
+    TILES.into_iter().try_for_each(|tile| sort_by(device, ids, experts, tile))
+}
+
+fn sort_by(device: &Device, ids: &[u32], experts: usize, tile: usize) -> Outcome {
     let pairs = ids.len();
     let d_ids = device.upload(ids)?;
     let (order, tiles) = (device.alloc::<u32>(pairs)?, device.alloc::<u32>(1 + 3 * pairs)?);
     order.fill(0xFF)?;
     tiles.fill(0xFF)?;
-    let p = ExpertSort { ids: d_ids.view(), order: order.view_mut(), tiles: tiles.view_mut(), pairs, experts };
+    let p = ExpertSort { ids: d_ids.view(), order: order.view_mut(), tiles: tiles.view_mut(), pairs, experts, tile };
     expert_sort(device, p)?;
-    let (want_order, mut want_tiles) = reference::expert_sort(ids, experts);
+    let (want_order, mut want_tiles) = reference::expert_sort(ids, experts, tile);
     // What lies behind the last tile is not written.
     want_tiles.resize(1 + 3 * pairs, u32::MAX);
     equal("order", &order.read()?, &want_order)?;
@@ -71,7 +79,8 @@ fn outside(device: &Device) -> Outcome {
     let (order, tiles) = (device.alloc(2)?, device.alloc(7)?);
     for id in [4, u32::MAX] {
         let ids = device.upload(&[0, id])?;
-        let p = ExpertSort { ids: ids.view(), order: order.view_mut(), tiles: tiles.view_mut(), pairs: 2, experts: 4 };
+        let (order, tiles) = (order.view_mut(), tiles.view_mut());
+        let p = ExpertSort { ids: ids.view(), order, tiles, pairs: 2, experts: 4, tile: TILES[0] };
         let error = expert_sort(device, p).err().map(|e| e.to_string()).unwrap_or_default();
         check(error.contains("outside the experts"), || format!("id {id}: expected a trap, found `{error}`"))?;
     }
@@ -86,9 +95,12 @@ fn sort_refuses(device: &Device) -> Outcome {
         tiles: tiles.view_mut(),
         pairs,
         experts,
+        tile: TILES[0],
     };
     expert_sort(device, p(3, 1024))?;
-    for bad in [p(4, 8), p(5, 8), p(3, 0), p(3, 1025)] {
+    for bad in
+        [p(4, 8), p(5, 8), p(3, 0), p(3, 1025), ExpertSort { tile: 0, ..p(3, 8) }, ExpertSort { tile: 17, ..p(3, 8) }]
+    {
         let error = expert_sort(device, bad).err().map(|e| e.to_string()).unwrap_or_default();
         check(error.starts_with("expert_sort: "), || format!("expected a refusal, found `{error}`"))?;
     }

@@ -52,6 +52,8 @@ pub struct ExpertSortArgs {
     pub tiles: GlobalMut<u32>,
     pub pairs: u32,
     pub experts: u32,
+    /// Pairs of a tile at most.
+    pub tile: u32,
 }
 
 /// See [`crate::kernels::swiglu`].

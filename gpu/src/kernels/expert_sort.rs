@@ -1,7 +1,7 @@
 //! Pairs (token, slot) sorted by expert, and the tiles of the grouped products.
 //!
 //! `order[i]`: pair indices, by `ids[pair]`, then ascending. `tiles`: their number, then for each tile
-//! (expert, first index into `order`, count), at most 8 pairs of one expert a tile, ascending.
+//! (expert, first index into `order`, count), at most 8 pairs of one expert a tile, or 16, ascending.
 //!
 //! Grid: one block: 520 pairs of a full tree are too few for more. There are three ways, all stable:
 //!
@@ -12,7 +12,7 @@
 //! * more are counted by expert with integer atomics (their order cannot show), a scan gives each expert its place, and
 //!   pairs are placed 256 at a time by masks as above.
 
-use cuda_std::{Shared, kernel, static_shared, thread, warp};
+use cuda_std::{Shared, kernel, math, static_shared, thread, warp};
 
 use crate::args::tokens::ExpertSortArgs;
 use crate::unroll::unroll;
@@ -23,8 +23,10 @@ pub const THREADS: u32 = 256;
 pub const MAX_EXPERTS: usize = THREADS as usize * OWNED;
 /// Pairs at most: keeps every index into `tiles` in 32 bits.
 pub const MAX_PAIRS: usize = 1 << 24;
-/// Pairs of a tile at most: the columns of one `mma`.
+/// Pairs of a tile at most: the columns of one `mma`, or of as many as [`MAX_TILE`] says.
 pub const TILE: u32 = 8;
+/// The largest tile that a kernel takes.
+pub const MAX_TILE: u32 = 16;
 /// Words a tile takes in `tiles`.
 pub const TILE_WORDS: usize = 3;
 
@@ -52,6 +54,12 @@ fn scan(value: u32, sums: Shared<u32>) -> (u32, u32) {
         all += sums.get(w);
     }
     (before + upto - value, all)
+}
+
+/// Tiles of so many pairs of an expert.
+#[inline(always)]
+fn tiles_of(a: ExpertSortArgs, count: u32) -> u32 {
+    math::div(count + a.tile - 1, a.tile)
 }
 
 /// What the padding of the ids holds: no expert.
@@ -97,9 +105,9 @@ fn few(a: ExpertSortArgs) {
     let (experts, counts) = (expert_sort_places(), expert_sort_tile_counts());
     if t < pairs {
         let left = all - rank;
-        let count = if left < TILE { left } else { TILE };
+        let count = left.min(a.tile);
         experts.set(place as usize, mine);
-        counts.set(place as usize, if rank % TILE == 0 { count } else { 0 });
+        counts.set(place as usize, if math::rem(rank, a.tile) == 0 { count } else { 0 });
     }
     thread::sync_threads();
     let count = if t < pairs { counts.get(t) } else { 0 };
@@ -165,7 +173,7 @@ fn some(a: ExpertSortArgs) {
         let of_row = bits.ld8(row * SOME + 2 * t);
         unroll!(i in 0 1; { counts[i] += of_row[i].count_ones() });
     }
-    let both = counts.map(|count| count | count.div_ceil(TILE) << 16);
+    let both = counts.map(|count| count | tiles_of(a, count) << 16);
     let (before, all) = scan(both[0] + both[1], expert_sort_pair_sums());
     if t == 0 {
         a.tiles.set(0, all >> 16);
@@ -176,11 +184,11 @@ fn some(a: ExpertSortArgs) {
         starts.set(2 * t + i, first);
         let mut done = 0;
         while done < counts[i] {
-            let at = 1 + TILE_WORDS * (tile + done / TILE) as usize;
+            let at = 1 + TILE_WORDS * (tile + math::div(done, a.tile)) as usize;
             a.tiles.set(at, (2 * t + i) as u32);
             a.tiles.set(at + 1, first + done);
-            a.tiles.set(at + 2, TILE.min(counts[i] - done));
-            done += TILE;
+            a.tiles.set(at + 2, a.tile.min(counts[i] - done));
+            done += a.tile;
         }
     });
     thread::sync_threads();
@@ -231,7 +239,7 @@ pub fn expert_sort(a: ExpertSortArgs) {
     let (mut pair_sum, mut tile_sum) = (0, 0);
     for count in counts.ld16(owned) {
         pair_sum += count;
-        tile_sum += count.div_ceil(TILE);
+        tile_sum += tiles_of(a, count);
     }
     let (mut first, _) = scan(pair_sum, expert_sort_pair_sums());
     let (mut tile, tiles) = scan(tile_sum, expert_sort_tile_sums());
@@ -247,9 +255,9 @@ pub fn expert_sort(a: ExpertSortArgs) {
             let at = 1 + TILE_WORDS * tile as usize;
             a.tiles.set(at, expert as u32);
             a.tiles.set(at + 1, first + done);
-            a.tiles.set(at + 2, if left < TILE { left } else { TILE });
+            a.tiles.set(at + 2, left.min(a.tile));
             tile += 1;
-            done += TILE;
+            done += a.tile;
         }
         first += count;
     }

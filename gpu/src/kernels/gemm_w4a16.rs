@@ -20,7 +20,7 @@ use cuda_std::{Element, GlobalMut, Shared, bf16, kernel, math, warp};
 
 use super::short::Short;
 use super::stream::{FRAGMENT, Format, Lane, STEPS, THREADS, TILE_M, TILE_N, Variant};
-use super::stream_work::{Dense, GateUp, Grouped, short, stream, wide};
+use super::stream_work::{Dense, GateUp, Grouped, gathered_wide, short, stream, wide};
 use super::wide::Wide;
 use crate::args::linear::{GateUpArgs, GroupedStreamArgs, StreamArgs};
 use crate::unroll::unroll;
@@ -144,6 +144,9 @@ pub const SHORT: Short = Short { depth: 4, blocks: 2 };
 /// The same with f32 scales.
 pub const SHORT_S32: Short = Short { depth: 4, blocks: 2 };
 
+/// Rows gathered by expert, up to 16 a tile of pairs.
+pub const GATHERED16: Wide = Wide { nt: 2, mt: 2, chunks: 4, depth: 2, blocks: 2 };
+
 /// Up to 8 rows of a tall matrix.
 pub const WIDE8: Wide = Wide { nt: 2, mt: 1, chunks: 4, depth: 2, blocks: 2 };
 /// Up to 16 rows of a tall matrix.
@@ -163,6 +166,7 @@ const _: () = {
     assert!(M16_FEW.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M32.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M64_FEW.shared_bytes(many) <= crate::SHARED_LIMIT);
+    assert!(GATHERED16.shared_bytes(few) <= crate::SHARED_LIMIT);
     assert!(SHORT.shared_bytes(few) <= crate::SHARED_LIMIT && SHORT_S32.shared_bytes(many) <= crate::SHARED_LIMIT);
 };
 
@@ -230,6 +234,18 @@ pub fn gemm_w4a16_wide64(a: StreamArgs) {
 #[kernel(threads = THREADS, blocks = M8.blocks)]
 pub fn grouped_gemm_w4a16(a: GroupedStreamArgs) {
     stream!(W4a16<bf16>, M8, Grouped, a);
+}
+
+/// Up to 16 rows a tile of pairs, bf16 scales.
+#[kernel(threads = THREADS, blocks = GATHERED16.blocks)]
+pub fn grouped_gemm_w4a16_m16(a: GroupedStreamArgs) {
+    gathered_wide!(W4a16<bf16>, GATHERED16, Grouped, a);
+}
+
+/// Gate and up of experts with SwiGLU, up to 16 rows a tile of pairs, bf16 scales.
+#[kernel(threads = THREADS, blocks = GATHERED16.blocks)]
+pub fn gate_up_gemm_w4a16_m16(a: GateUpArgs) {
+    gathered_wide!(W4a16<bf16>, GATHERED16, GateUp, a);
 }
 
 /// Rows gathered by expert, a short k, bf16 scales.

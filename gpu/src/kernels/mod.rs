@@ -11,6 +11,7 @@ pub mod embed;
 pub mod errors;
 pub mod expert_sort;
 mod fragments;
+pub mod gathered_wide;
 pub mod gemm_bf16;
 pub mod gemm_f32;
 pub mod gemm_w4a16;

@@ -36,6 +36,23 @@ macro_rules! wide {
 }
 pub(crate) use wide;
 
+/// Runs gathered products of many rows an expert: each warp has tiles of its own and all of k.
+macro_rules! gathered_wide {
+    ($format:ty, $variant:expr, $work:ident, $a:ident) => {{
+        let mut own = $a;
+        own.shape.k_split = 1;
+        $crate::kernels::gathered_wide::run::<
+            $format,
+            _,
+            { $variant.nt },
+            { $variant.mt },
+            { $variant.chunks },
+            { $variant.depth },
+        >($work::<{ $variant.nt }>(own), $a.x, $a.shape)
+    }};
+}
+pub(crate) use gathered_wide;
+
 /// Runs gathered products of a short k.
 macro_rules! short {
     ($format:ty, $short:expr, $a:ident) => {

@@ -54,6 +54,12 @@ impl<R: Rows> Turn<R> {
         if turn.unit.matrices[0] == SKIP { turn.next(work, pace) } else { turn }
     }
 
+    /// The unit, looked up again: a loop that needs it at its end need not hold it.
+    #[inline(always)]
+    pub fn again<W: Work<Rows = R>>(&self, work: &W) -> Unit<R> {
+        work.unit(thread::opaque(self.rows), self.unit.block)
+    }
+
     #[inline(always)]
     pub fn next<W: Work<Rows = R>>(mut self, work: &W, pace: Pace) -> Self {
         loop {

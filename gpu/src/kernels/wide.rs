@@ -32,7 +32,7 @@ use crate::args::linear::StreamArgs;
 use crate::unroll::unroll;
 
 /// Elements of x that the lanes of a warp read together: a step of 8 rows.
-const SPAN: usize = STEP_K * TILE_M;
+pub const SPAN: usize = STEP_K * TILE_M;
 
 /// How a block divides a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +56,11 @@ impl Wide {
     }
 
     /// Elements of x of a stage.
-    const fn x_elems(self) -> usize {
+    pub const fn x_elems(self) -> usize {
         self.chunks * STEPS * self.mt * SPAN
     }
 
-    const fn ring(self, tile_words: usize) -> usize {
+    pub const fn ring(self, tile_words: usize) -> usize {
         ring_bytes(self.depth, self.nt * self.chunks * tile_words)
     }
 
@@ -188,18 +188,18 @@ impl<const NT: usize> Ahead<NT> {
 
 /// Closes the group of this thread's copies of x where weights are not in it.
 #[inline(always)]
-fn close_group() {
+pub fn close_group() {
     if cfg!(any(not(target_arch = "nvptx64"), target_feature = "ptx80")) {
         cp_async_commit();
     }
 }
 
 /// A warp's sums.
-type Accumulators<const NT: usize, const MT: usize> = [[[f32; FRAGMENT]; MT]; NT];
+pub type Accumulators<const NT: usize, const MT: usize> = [[[f32; FRAGMENT]; MT]; NT];
 
 /// Adds the products of one chunk: the `i`th of the stage in `held` and `x`.
 #[inline(always)]
-fn multiply<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize>(
+pub fn multiply<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize>(
     held: Shared<u32>,
     x: Shared<bf16>,
     i: usize,
@@ -341,7 +341,7 @@ pub fn run<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize, con
 
 /// Adds a slice's sums to those before it, and clears them.
 #[inline(always)]
-fn add<const NT: usize, const MT: usize>(total: &mut Accumulators<NT, MT>, sums: &mut Accumulators<NT, MT>) {
+pub fn add<const NT: usize, const MT: usize>(total: &mut Accumulators<NT, MT>, sums: &mut Accumulators<NT, MT>) {
     unroll!(t in 0 1 2 3 below NT; {
         unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
             unroll!(i in 0 1 2 3; {

@@ -10,7 +10,7 @@ use super::{Case, Cases, Options, Run, farthest, refused, sets};
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
 use crate::linear::{ExpertWeights, GateUp, Grouped, Product, Upload, Variant, Weight};
-use crate::linear::{gate_up, grouped_linear, linear, linear_by};
+use crate::linear::{gate_up, grouped_linear, linear, linear_by, tile_of_experts};
 use crate::selfcheck::Random;
 
 /// Dense shapes of K2.6, rows x columns of the weight: o_proj, q_b_proj, q_a_proj, kv_a_proj_with_mqa, gate and up of
@@ -283,9 +283,17 @@ fn expert_case(device: &Device, layer: &Rc<Layer>, counts: Counts, m: usize, opt
 fn run_experts(device: &Device, layer: &Layer, Counts { experts, top_k }: Counts, t: &Tokens) -> Result<()> {
     let pairs = t.rows * top_k;
     let (order, tiles) = (t.order.view(), t.tiles.view());
+    let tile = tile_of_experts(&[&layer.gate, &layer.up, &layer.down], pairs);
     kernels::expert_sort(
         device,
-        kernels::ExpertSort { ids: t.ids.view(), order: t.order.view_mut(), tiles: t.tiles.view_mut(), pairs, experts },
+        kernels::ExpertSort {
+            ids: t.ids.view(),
+            order: t.order.view_mut(),
+            tiles: t.tiles.view_mut(),
+            pairs,
+            experts,
+            tile,
+        },
     )?;
     gate_up(
         device,
@@ -296,6 +304,7 @@ fn run_experts(device: &Device, layer: &Layer, Counts { experts, top_k }: Counts
             x_rows_per_token: top_k,
             order,
             tiles,
+            tile,
             pairs,
             out_f32: if t.f32 { t.act.f32.view_mut() } else { cuda_std::GlobalMut::EMPTY },
             out_bf16: t.act.bf16.view_mut(),
@@ -303,7 +312,8 @@ fn run_experts(device: &Device, layer: &Layer, Counts { experts, top_k }: Counts
         },
     )?;
     let (weights, x, y) = (&layer.down, t.act.acts(), t.routed.view_mut());
-    grouped_linear(device, &Grouped { weights, x, x_rows_per_token: 1, order, tiles, pairs, settled: true, y })?;
+    let settled = true;
+    grouped_linear(device, &Grouped { weights, x, x_rows_per_token: 1, order, tiles, tile, pairs, settled, y })?;
     kernels::combine(
         device,
         kernels::Combine {

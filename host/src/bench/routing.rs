@@ -18,6 +18,8 @@ pub struct Counts {
 /// K2.6's, and what the CPU device can do in a moment.
 const K26: Counts = Counts { experts: 384, top_k: 8 };
 const FEW: Counts = Counts { experts: 16, top_k: 8 };
+/// Pairs of a tile.
+const TILE: usize = gpu::kernels::stream::TILE_M;
 /// Factor of K2.6's weights.
 const SCALING: f32 = 2.827;
 const ROWS: [usize; 4] = [1, 8, 64, 512];
@@ -149,9 +151,9 @@ pub fn sort<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
             let (result, tiles) = (order.clone(), device.alloc(1 + 3 * pairs)?);
             let run = move |device: &Device| {
                 let (ids, order, tiles) = (d_ids.view(), order.view_mut(), tiles.view_mut());
-                kernels::expert_sort(device, kernels::ExpertSort { ids, order, tiles, pairs, experts })
+                kernels::expert_sort(device, kernels::ExpertSort { ids, order, tiles, pairs, experts, tile: TILE })
             };
-            let error = move || Ok(different(&result.read()?, &reference::expert_sort(&ids, experts).0));
+            let error = move || Ok(different(&result.read()?, &reference::expert_sort(&ids, experts, TILE).0));
             Ok(prepared(run, error))
         })
     })))

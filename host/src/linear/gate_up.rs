@@ -2,13 +2,11 @@
 
 use cuda_std::{Global, GlobalMut, Kernel, bf16};
 use gpu::args::linear::{GateUpArgs, GroupedRows, StreamShape};
-use gpu::kernels::gemm_bf16::GATE_UP_GEMM_BF16;
-use gpu::kernels::gemm_w4a16::{GATE_UP_GEMM_W4A16, GATE_UP_GEMM_W4A16_S32};
 
 use super::grouped::{ExpertPool, Gathered, aligned_x};
-use super::plan::Plan;
+use super::plan::{Plan, gate_up_entry};
 use super::pool::Kind;
-use super::{ExpertWeights, Grouped, ScaleType, grouped_linear};
+use super::{ExpertWeights, Grouped, grouped_linear};
 use crate::device::{Device, Result};
 use crate::kernels::{Acts, Swiglu, contract, swiglu};
 
@@ -19,11 +17,12 @@ const GATE_UP: &str = "gate_up";
 pub struct GateUp<'a> {
     pub gate: &'a ExpertWeights,
     pub up: &'a ExpertWeights,
-    /// As in [`Grouped`], as are the four that follow.
+    /// As in [`Grouped`], as are the five that follow.
     pub x: Acts,
     pub x_rows_per_token: usize,
     pub order: Global<u32>,
     pub tiles: Global<u32>,
+    pub tile: usize,
     pub pairs: usize,
     /// `[pairs, n]`, or `EMPTY`.
     pub out_f32: GlobalMut<f32>,
@@ -38,13 +37,13 @@ fn together(gate: &ExpertWeights, up: &ExpertWeights) -> bool {
     gate.kinds() == up.kinds() && !gate.kinds().contains(&Kind::F32)
 }
 
-fn plan(experts: &ExpertPool, weights: &ExpertWeights, pairs: usize) -> Option<Plan> {
-    Plan::gate_up(experts.pool.kind, experts.format, experts.pool.count, weights.n(), weights.k(), pairs)
+fn plan(experts: &ExpertPool, weights: &ExpertWeights, pairs: usize, tile: usize) -> Option<Plan> {
+    Plan::gate_up(experts, weights.n(), weights.k(), pairs, tile)
 }
 
-/// How [`gate_up`] would run with `pairs` pairs, where one kernel multiplies both.
-pub fn explain_gate_up(gate: &ExpertWeights, up: &ExpertWeights, pairs: usize) -> Option<Vec<Plan>> {
-    together(gate, up).then(|| gate.pools().iter().filter_map(|experts| plan(experts, gate, pairs)).collect())
+/// How [`gate_up`] would run with `pairs` pairs in tiles of `tile`, where one kernel multiplies both.
+pub fn explain_gate_up(gate: &ExpertWeights, up: &ExpertWeights, pairs: usize, tile: usize) -> Option<Vec<Plan>> {
+    together(gate, up).then(|| gate.pools().iter().filter_map(|experts| plan(experts, gate, pairs, tile)).collect())
 }
 
 /// Queues both products and what combines them: one launch for each format present, or three where the formats of an
@@ -70,14 +69,10 @@ pub fn gate_up(device: &Device, p: &GateUp) -> Result<()> {
         return apart(device, p);
     }
     for (gate, up) in p.gate.pools().iter().zip(p.up.pools()) {
-        let Some(plan) = plan(gate, p.gate, p.pairs) else { continue };
-        match gate.pool.kind {
-            // `together` has seen that there are none.
-            Kind::F32 => {}
-            Kind::Bf16 => p.launch(device, plan, &GATE_UP_GEMM_BF16, [gate, up])?,
-            Kind::W4a16(ScaleType::Bf16) => p.launch(device, plan, &GATE_UP_GEMM_W4A16, [gate, up])?,
-            Kind::W4a16(ScaleType::F32) => p.launch(device, plan, &GATE_UP_GEMM_W4A16_S32, [gate, up])?,
-        }
+        // `together` has seen that none is f32.
+        let Some(entry) = gate_up_entry(gate.pool.kind, p.tile) else { continue };
+        let Some(plan) = plan(gate, p.gate, p.pairs, p.tile) else { continue };
+        p.launch(device, plan, entry, [gate, up])?;
     }
     Ok(())
 }
@@ -90,11 +85,11 @@ impl GateUp<'_> {
         entry: &Kernel<GateUpArgs>,
         [gate, up]: [&ExpertPool; 2],
     ) -> Result<()> {
-        let Self { x_rows_per_token, order, tiles, pairs, out_f32, out_bf16, .. } = *self;
+        let Self { x_rows_per_token, order, tiles, tile, pairs, out_f32, out_bf16, .. } = *self;
         let (name, x, weights) = (entry.name(), self.x.bf16, self.gate);
         let gathered =
-            Gathered { weights, x_len: x.len(), x_rows_per_token, pairs, order: order.len(), tiles: tiles.len() };
-        gathered.check(name, plan.format)?;
+            Gathered { weights, x_len: x.len(), x_rows_per_token, pairs, order: order.len(), tiles: tiles.len(), tile };
+        gathered.check(name, plan.format, gate.pool.kind)?;
         aligned_x(name, weights.name(), x.addr())?;
         for (what, len) in [("the f32 output", out_f32.len()), ("the bf16 output", out_bf16.len())] {
             if len > 0 {
@@ -122,9 +117,12 @@ impl GateUp<'_> {
 }
 
 fn apart(device: &Device, p: &GateUp) -> Result<()> {
-    let GateUp { x, x_rows_per_token, order, tiles, pairs, apart, .. } = *p;
+    let GateUp { x, x_rows_per_token, order, tiles, tile, pairs, apart, .. } = *p;
     for (weights, y) in [p.gate, p.up].into_iter().zip(apart) {
-        grouped_linear(device, &Grouped { weights, x, x_rows_per_token, order, tiles, pairs, settled: false, y })?;
+        grouped_linear(
+            device,
+            &Grouped { weights, x, x_rows_per_token, order, tiles, tile, pairs, settled: false, y },
+        )?;
     }
     let read = |y: GlobalMut<f32>| Global::from_raw(y.addr(), y.len());
     let (gate, up, width) = (read(apart[0]), read(apart[1]), p.gate.n());

@@ -4,7 +4,7 @@ use cuda_std::{Global, GlobalMut, Kernel};
 use gpu::args::linear::{ABSENT, GemmShape, GroupedGemmArgs, GroupedRows, GroupedStreamArgs, StreamShape};
 use gpu::kernels::gemm_f32::GROUPED_GEMM_F32;
 
-use super::plan::{Plan, grouped_entry};
+use super::plan::{Plan, grouped_entry, most_pairs};
 use super::pool::{Kind, Pool};
 use super::{Format, HostWeight, Upload};
 use crate::device::{Buffer, Device, DeviceError, Result};
@@ -129,8 +129,8 @@ impl ExpertWeights {
     }
 
     /// One plan a pool.
-    pub(super) fn plans(&self, pairs: usize) -> impl Iterator<Item = Plan> {
-        self.pools.iter().map(move |p| Plan::grouped(p.pool.kind, p.format, p.pool.count, self.n, self.k, pairs))
+    pub(super) fn plans(&self, pairs: usize, tile: usize) -> impl Iterator<Item = Plan> {
+        self.pools.iter().map(move |p| Plan::grouped(p, self.n, self.k, pairs, tile))
     }
 }
 
@@ -143,8 +143,10 @@ pub struct Grouped<'a> {
     pub x_rows_per_token: usize,
     /// `[pairs]`: pairs sorted by expert.
     pub order: Global<u32>,
-    /// `[1 + 3 * pairs]`: the number of tiles, then for each: expert, first index into `order`, count 1..=8.
+    /// `[1 + 3 * pairs]`: the number of tiles, then for each: expert, first index into `order`, count 1..=tile.
     pub tiles: Global<u32>,
+    /// Pairs of a tile at most: 8, or what [`super::tile_of_experts`] says.
+    pub tile: usize,
     pub pairs: usize,
     /// Whether `order` and `tiles` were written before the launch before this one.
     pub settled: bool,
@@ -153,10 +155,11 @@ pub struct Grouped<'a> {
 }
 
 impl Grouped<'_> {
-    fn check(&self, name: &'static str, format: Format, x_len: usize) -> Result<()> {
-        let Self { weights, x_rows_per_token, pairs, order, tiles, .. } = *self;
-        let gathered = Gathered { weights, x_len, x_rows_per_token, pairs, order: order.len(), tiles: tiles.len() };
-        gathered.check(name, format)?;
+    fn check(&self, name: &'static str, (format, kind): (Format, Kind), x_len: usize) -> Result<()> {
+        let Self { weights, x_rows_per_token, pairs, order, tiles, tile, .. } = *self;
+        let (order, tiles) = (order.len(), tiles.len());
+        let gathered = Gathered { weights, x_len, x_rows_per_token, pairs, order, tiles, tile };
+        gathered.check(name, format, kind)?;
         gathered.holds(name, "y", self.y.len(), pairs * weights.n)
     }
 
@@ -172,7 +175,7 @@ impl Grouped<'_> {
 
     fn launch_f32(&self, device: &Device, (experts, plan): (&ExpertPool, Plan)) -> Result<()> {
         let x = self.x.f32;
-        self.check(GROUPED_GEMM_F32.name(), plan.format, x.len())?;
+        self.check(GROUPED_GEMM_F32.name(), (plan.format, Kind::F32), x.len())?;
         // A row of x has k elements and no gap.
         let wide = x.addr().is_multiple_of(WIDE as u64) && (plan.k * size_of::<f32>()).is_multiple_of(WIDE);
         let (n, k, k_split) = (plan.n as u32, plan.k as u32, plan.k_split as u32);
@@ -188,7 +191,7 @@ impl Grouped<'_> {
         entry: &Kernel<GroupedStreamArgs>,
     ) -> Result<()> {
         let x = self.x.bf16;
-        self.check(entry.name(), plan.format, x.len())?;
+        self.check(entry.name(), (plan.format, experts.pool.kind), x.len())?;
         aligned_x(entry.name(), &self.weights.name, x.addr())?;
         let shape = StreamShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split as u32 };
         let (weights, rows) = (experts.pool.words(), self.rows(experts));
@@ -211,6 +214,7 @@ pub(super) struct Gathered<'a> {
     pub pairs: usize,
     pub order: usize,
     pub tiles: usize,
+    pub tile: usize,
 }
 
 impl Gathered<'_> {
@@ -223,8 +227,11 @@ impl Gathered<'_> {
         contract(name, found >= expected, || format!("{}: {part} holds {found}, expected {expected}", self.what()))
     }
 
-    pub fn check(&self, name: &'static str, format: Format) -> Result<()> {
-        let Self { weights, x_len, x_rows_per_token: share, pairs, .. } = *self;
+    pub fn check(&self, name: &'static str, format: Format, kind: Kind) -> Result<()> {
+        let Self { weights, x_len, x_rows_per_token: share, pairs, tile, .. } = *self;
+        contract(name, (1..=most_pairs(kind)).contains(&tile), || {
+            format!("{}: tiles of {tile} pairs; 1 to {} are possible", self.what(), most_pairs(kind))
+        })?;
         contract(name, x_len > 0, || format!("{}: {format} weights read activations that are absent", self.what()))?;
         contract(name, share > 0 && pairs.is_multiple_of(share), || {
             format!("{}: {share} pairs a row of x, which does not divide them", self.what())
@@ -242,8 +249,8 @@ pub fn grouped_linear(device: &Device, p: &Grouped) -> Result<()> {
     if p.pairs == 0 {
         return Ok(());
     }
-    for part in p.weights.pools.iter().zip(p.weights.plans(p.pairs)) {
-        match grouped_entry(part.0.pool.kind, p.weights.k) {
+    for part in p.weights.pools.iter().zip(p.weights.plans(p.pairs, p.tile)) {
+        match grouped_entry(part.0.pool.kind, p.weights.k, p.tile) {
             None => p.launch_f32(device, part)?,
             Some(entry) => p.launch_streamed(device, part, entry)?,
         }

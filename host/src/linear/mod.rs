@@ -19,7 +19,7 @@ pub use dense::{Product, linear, linear_by};
 pub use format::{Format, GROUPS, HostData, HostWeight, ScaleType};
 pub use gate_up::{GateUp, explain_gate_up, gate_up};
 pub use grouped::{ExpertWeights, Grouped, grouped_linear};
-pub use plan::{Plan, explain, explain_grouped, gate_up_kernel, grouped_kernel, kernel};
+pub use plan::{Plan, explain, explain_grouped, gate_up_kernel, grouped_kernel, kernel, tile_of_experts};
 pub use tiled::Tiles;
 pub use upload::Upload;
 pub use variant::Variant;

@@ -6,12 +6,14 @@
 use std::fmt;
 
 use cuda_std::Kernel;
-use gpu::args::linear::GroupedStreamArgs;
+use gpu::args::linear::{GateUpArgs, GroupedStreamArgs};
 use gpu::kernels::gemm_f32::{GEMM_F32, MAX_WARPS, shared_bytes};
 use gpu::kernels::short::{Short, is_short};
 use gpu::kernels::stream::{self, CHUNK_K, TILE_M, TILE_N, WARPS};
+use gpu::kernels::wide::Wide;
 use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
+use super::grouped::ExpertPool;
 use super::pool::Kind;
 use super::tiled;
 use super::variant::{Tiling, Variant};
@@ -55,6 +57,8 @@ pub struct Plan {
     pub(super) resident: u32,
     /// Which of the format's dense kernels; none where it has one only.
     pub(super) variant: Option<Variant>,
+    /// Whether a warp takes slices of k in turn, of a product gathered by expert.
+    in_turn: bool,
     /// Matrices that a row is multiplied by: all of a batch, one of the experts, gate and up.
     matrices_of_row: usize,
 }
@@ -77,12 +81,37 @@ fn short(kind: Kind, k: usize) -> Option<Short> {
     }
 }
 
-/// The kernel that multiplies rows gathered by expert with streamed weights; f32 is not streamed.
-pub(super) fn grouped_entry(kind: Kind, k: usize) -> Option<&'static Kernel<GroupedStreamArgs>> {
-    let short = short(kind, k).is_some();
+/// Pairs of an expert, on average, from which they are multiplied 16 at a time: fewer tiles of pairs, but each costs
+/// more.
+const MANY_PAIRS: usize = 6;
+
+/// Pairs of a tile at most that kernels of a kind take.
+pub(super) fn most_pairs(kind: Kind) -> usize {
+    if kind == Kind::W4a16(ScaleType::Bf16) { gemm_w4a16::GATHERED16.mt * TILE_M } else { TILE_M }
+}
+
+/// Pairs of a tile at most, of products with the experts of all these matrices: what `expert_sort` is told.
+pub fn tile_of_experts(weights: &[&ExpertWeights], pairs: usize) -> usize {
+    let most = weights.iter().map(|w| match pairs >= MANY_PAIRS * w.len() {
+        true => w.pools().iter().map(|p| most_pairs(p.pool.kind)).min().unwrap_or(TILE_M),
+        false => TILE_M,
+    });
+    most.min().unwrap_or(TILE_M)
+}
+
+/// How products with so large tiles of pairs are divided, where a kind has such kernels.
+fn many(kind: Kind, tile: usize) -> Option<Wide> {
+    (tile > TILE_M && most_pairs(kind) > TILE_M).then_some(gemm_w4a16::GATHERED16)
+}
+
+/// The kernel that multiplies rows gathered by expert with streamed weights, up to `tile` a tile of pairs; f32 is not
+/// streamed.
+pub(super) fn grouped_entry(kind: Kind, k: usize, tile: usize) -> Option<&'static Kernel<GroupedStreamArgs>> {
+    let (short, many) = (short(kind, k).is_some(), many(kind, tile).is_some());
     match kind {
         Kind::F32 => None,
         Kind::Bf16 => Some(&gemm_bf16::GROUPED_GEMM_BF16),
+        Kind::W4a16(ScaleType::Bf16) if many => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_M16),
         Kind::W4a16(ScaleType::Bf16) if short => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_SHORT),
         Kind::W4a16(ScaleType::Bf16) => Some(&gemm_w4a16::GROUPED_GEMM_W4A16),
         Kind::W4a16(ScaleType::F32) if short => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_S32_SHORT),
@@ -90,17 +119,18 @@ pub(super) fn grouped_entry(kind: Kind, k: usize) -> Option<&'static Kernel<Grou
     }
 }
 
-fn grouped_kernel_of(kind: Kind, k: usize) -> &'static str {
-    grouped_entry(kind, k).map_or("grouped_gemm_f32", Kernel::name)
+fn grouped_kernel_of(kind: Kind, k: usize, tile: usize) -> &'static str {
+    grouped_entry(kind, k, tile).map_or("grouped_gemm_f32", Kernel::name)
 }
 
 /// The kernel that multiplies gate and up of experts of one kind together; f32 has none.
-fn gate_up_kernel_of(kind: Kind) -> Option<&'static str> {
+pub(super) fn gate_up_entry(kind: Kind, tile: usize) -> Option<&'static Kernel<GateUpArgs>> {
     match kind {
         Kind::F32 => None,
-        Kind::Bf16 => Some("gate_up_gemm_bf16"),
-        Kind::W4a16(ScaleType::Bf16) => Some("gate_up_gemm_w4a16"),
-        Kind::W4a16(ScaleType::F32) => Some("gate_up_gemm_w4a16_s32"),
+        Kind::Bf16 => Some(&gemm_bf16::GATE_UP_GEMM_BF16),
+        Kind::W4a16(ScaleType::Bf16) if many(kind, tile).is_some() => Some(&gemm_w4a16::GATE_UP_GEMM_W4A16_M16),
+        Kind::W4a16(ScaleType::Bf16) => Some(&gemm_w4a16::GATE_UP_GEMM_W4A16),
+        Kind::W4a16(ScaleType::F32) => Some(&gemm_w4a16::GATE_UP_GEMM_W4A16_S32),
     }
 }
 
@@ -110,14 +140,14 @@ pub fn kernel(weight: &HostWeight, rows: usize) -> &'static str {
     variant.and_then(|variant| variant.kernel(weight)).unwrap_or(GEMM_F32.name())
 }
 
-/// The kernel that multiplies gathered rows with such an expert.
-pub fn grouped_kernel(expert: &HostWeight) -> &'static str {
-    grouped_kernel_of(Kind::of(&expert.data), expert.k)
+/// The kernel that multiplies gathered rows with such an expert, up to `tile` a tile of pairs.
+pub fn grouped_kernel(expert: &HostWeight, tile: usize) -> &'static str {
+    grouped_kernel_of(Kind::of(&expert.data), expert.k, tile)
 }
 
 /// The kernel that multiplies gathered rows with gate and up of such an expert together.
-pub fn gate_up_kernel(expert: &HostWeight) -> Option<&'static str> {
-    gate_up_kernel_of(Kind::of(&expert.data))
+pub fn gate_up_kernel(expert: &HostWeight, tile: usize) -> Option<&'static str> {
+    gate_up_entry(Kind::of(&expert.data), tile).map(Kernel::name)
 }
 
 impl Plan {
@@ -166,46 +196,61 @@ impl Plan {
     }
 
     /// `experts`: how many have this kind. At least one tile for each expert in use, at most as many as pairs.
-    pub(super) fn grouped(kind: Kind, format: Format, experts: usize, n: usize, k: usize, pairs: usize) -> Self {
-        let kernel = grouped_kernel_of(kind, k);
-        let plan = match (kind.tile_words(), short(kind, k)) {
-            (None, _) => Self::of_f32(kernel, format, n, k),
-            (Some(words), Some(short)) => {
+    pub(super) fn grouped(experts: &ExpertPool, n: usize, k: usize, pairs: usize, tile: usize) -> Self {
+        let (kind, format) = (experts.pool.kind, experts.format);
+        let kernel = grouped_kernel_of(kind, k, tile);
+        let Some(words) = kind.tile_words() else {
+            return Self::of_f32(kernel, format, n, k).gathered(experts, [1, TILE_M], pairs);
+        };
+        let plan = match (many(kind, tile), short(kind, k)) {
+            (Some(wide), _) => {
+                return Self::many(kernel, experts, [n, k], wide, wide.nt).gathered(experts, [1, tile], pairs);
+            }
+            (None, Some(short)) => {
                 let shared = short.shared_bytes(words);
                 let plan = Self::one(kernel, format, n, k, 1, WARPS as usize, stream::THREADS, shared);
                 Self { resident: short.blocks, ..plan }
             }
-            (Some(words), None) => {
+            (None, None) => {
                 let variant = gathered(kind);
                 Self::streamed(kernel, format, [n, k, stream::k_split_grouped(n, k)], variant, variant.nt, words)
             }
         };
-        let weight_bytes = experts.min(pairs) * kind.matrix_bytes(n, k);
-        Self { batch: experts, rows: pairs, rows_per_block: TILE_M, weight_bytes, units: pairs * plan.units, ..plan }
+        plan.gathered(experts, [1, TILE_M], pairs)
     }
 
     /// As [`Self::grouped`], of gate and up together; none where a kind has no such kernel.
-    pub(super) fn gate_up(
-        kind: Kind,
-        format: Format,
-        experts: usize,
-        n: usize,
-        k: usize,
-        pairs: usize,
-    ) -> Option<Self> {
-        let (kernel, words) = (gate_up_kernel_of(kind)?, kind.tile_words()?);
-        let variant = gathered(kind);
-        let plan = Self::streamed(kernel, format, [n, k, stream::k_split_grouped(n, k)], variant, 1, words);
-        let weight_bytes = 2 * experts.min(pairs) * kind.matrix_bytes(n, k);
-        Some(Self {
-            batch: experts,
+    pub(super) fn gate_up(experts: &ExpertPool, n: usize, k: usize, pairs: usize, tile: usize) -> Option<Self> {
+        let (kind, format) = (experts.pool.kind, experts.format);
+        let (kernel, words) = (gate_up_entry(kind, tile)?.name(), kind.tile_words()?);
+        if let Some(wide) = many(kind, tile) {
+            return Some(Self::many(kernel, experts, [n, k], wide, 1).gathered(experts, [2, tile], pairs));
+        }
+        let split = stream::k_split_grouped(n, k);
+        let plan = Self::streamed(kernel, format, [n, k, split], gathered(kind), 1, words);
+        Some(plan.gathered(experts, [2, TILE_M], pairs))
+    }
+
+    /// Many rows an expert. `own`: tiles of a warp that are rows of the result.
+    fn many(kernel: &'static str, experts: &ExpertPool, [n, k]: [usize; 2], wide: Wide, own: usize) -> Self {
+        let shared = wide.shared_bytes(experts.pool.kind.tile_words().unwrap_or(0));
+        let (split, tiles) = (stream::k_split_grouped(n, k), WARPS as usize * own);
+        let plan = Self::one(kernel, experts.format, n, k, split, tiles, stream::THREADS, shared);
+        Self { resident: wide.blocks, in_turn: true, ..plan }
+    }
+
+    /// With `pairs` pairs, up to `tile` a tile, each times `matrices` matrices of an expert.
+    fn gathered(self, experts: &ExpertPool, [matrices, tile]: [usize; 2], pairs: usize) -> Self {
+        let (batch, of_expert) = (experts.pool.count, matrices * experts.pool.kind.matrix_bytes(self.n, self.k));
+        Self {
+            batch,
             rows: pairs,
-            rows_per_block: TILE_M,
-            weight_bytes,
-            units: pairs * plan.units,
-            matrices_of_row: 2,
-            ..plan
-        })
+            rows_per_block: tile,
+            weight_bytes: batch.min(pairs) * of_expert,
+            units: pairs * self.units,
+            matrices_of_row: matrices,
+            ..self
+        }
     }
 
     fn of_f32(kernel: &'static str, format: Format, n: usize, k: usize) -> Self {
@@ -262,6 +307,7 @@ impl Plan {
             weight_bytes: 0,
             resident: 1,
             variant: None,
+            in_turn: false,
             matrices_of_row: 1,
         }
     }
@@ -300,7 +346,7 @@ impl fmt::Display for Plan {
         let Self { batch, rows, n, k, k_split, tiles_per_block, rows_per_block, units, block, .. } = *self;
         let tile = tiles_per_block * TILE_N;
         // Slices go to different warps, or each warp takes them in turn.
-        let in_turn = self.variant.is_some_and(Variant::in_turn);
+        let in_turn = self.in_turn || self.variant.is_some_and(Variant::in_turn);
         let (by, of) = if in_turn { ("in", "slices") } else { ("over", "warps") };
         write!(
             f,
@@ -316,7 +362,7 @@ pub fn explain(weight: &Weight, rows: usize) -> Plan {
     Plan::dense(weight, rows)
 }
 
-/// How `grouped_linear` would run a product with `pairs` pairs: one launch for each format present.
-pub fn explain_grouped(weights: &ExpertWeights, pairs: usize) -> Vec<Plan> {
-    weights.plans(pairs).collect()
+/// How `grouped_linear` would run a product with `pairs` pairs in tiles of `tile`: one launch for each format present.
+pub fn explain_grouped(weights: &ExpertWeights, pairs: usize, tile: usize) -> Vec<Plan> {
+    weights.plans(pairs, tile).collect()
 }

@@ -14,7 +14,7 @@ use super::Model;
 use super::layer::{Experts, Ffn, Layer, Mlp};
 use crate::device::{Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{GateUp, Grouped, Product, gate_up, grouped_linear, linear};
+use crate::linear::{GateUp, Grouped, Product, gate_up, grouped_linear, linear, tile_of_experts};
 
 impl Model {
     pub(super) fn ffn(&self, device: &Device, state: GlobalMut<u32>, rows: usize, layer: &Layer) -> Result<()> {
@@ -64,6 +64,7 @@ impl Model {
                 norm: c.norm_topk_prob,
             },
         )?;
+        let tile = tile_of_experts(&[&w.gate_proj, &w.up_proj, &w.down_proj], pairs);
         kernels::expert_sort(
             device,
             kernels::ExpertSort {
@@ -72,6 +73,7 @@ impl Model {
                 tiles: s.tiles.view_mut(),
                 pairs,
                 experts,
+                tile,
             },
         )?;
         let (order, tiles) = (s.order.view(), s.tiles.view());
@@ -84,6 +86,7 @@ impl Model {
                 x_rows_per_token: top_k,
                 order,
                 tiles,
+                tile,
                 pairs,
                 out_f32: s.act.f32.view_mut(),
                 out_bf16: s.act.bf16.view_mut(),
@@ -91,7 +94,8 @@ impl Model {
             },
         )?;
         let (weights, x, y) = (&w.down_proj, s.act.acts(), s.routed.view_mut());
-        grouped_linear(device, &Grouped { weights, x, x_rows_per_token: 1, order, tiles, pairs, settled: true, y })?;
+        let settled = true;
+        grouped_linear(device, &Grouped { weights, x, x_rows_per_token: 1, order, tiles, tile, pairs, settled, y })?;
 
         let shared = match &w.shared_experts {
             None => Global::EMPTY,

@@ -3,7 +3,7 @@
 use super::Model;
 use crate::device::{Buffer, Device};
 use crate::kernels::mla_plan;
-use crate::linear::{ExpertWeights, Plan, Weight, explain, explain_gate_up, explain_grouped};
+use crate::linear::{ExpertWeights, Plan, Weight, explain, explain_gate_up, explain_grouped, tile_of_experts};
 
 /// One decoder layer.
 pub(super) struct Layer {
@@ -65,18 +65,19 @@ impl Model {
                 Ffn::Experts(e) => {
                     lines.push(dense(&e.gate));
                     let pairs = rows * self.config.num_experts_per_tok;
+                    let tile = tile_of_experts(&[&e.gate_proj, &e.up_proj, &e.down_proj], pairs);
                     let grouped = |w: &ExpertWeights, plans: Vec<Plan>| -> Vec<String> {
                         plans.iter().map(|plan| format!("{}: {plan}", w.name())).collect()
                     };
-                    match explain_gate_up(&e.gate_proj, &e.up_proj, pairs) {
+                    match explain_gate_up(&e.gate_proj, &e.up_proj, pairs, tile) {
                         Some(plans) => lines.extend(grouped(&e.gate_proj, plans)),
                         None => {
                             for w in [&e.gate_proj, &e.up_proj] {
-                                lines.extend(grouped(w, explain_grouped(w, pairs)));
+                                lines.extend(grouped(w, explain_grouped(w, pairs, tile)));
                             }
                         }
                     }
-                    lines.extend(grouped(&e.down_proj, explain_grouped(&e.down_proj, pairs)));
+                    lines.extend(grouped(&e.down_proj, explain_grouped(&e.down_proj, pairs, tile)));
                     lines.extend(e.shared_experts.iter().flat_map(mlp));
                 }
             }

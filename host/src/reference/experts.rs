@@ -1,7 +1,5 @@
 //! Twins of `gpu::kernels::{route, expert_sort, swiglu, combine}`.
 
-use gpu::kernels::expert_sort::TILE;
-
 /// A stable descending order of `keys`, none NaN: larger first, ties by index. -0 and +0 tie.
 pub(super) fn descending(keys: &[f32]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..keys.len()).collect();
@@ -33,11 +31,11 @@ pub fn route(logits: &[f32], bias: &[f32], top_k: usize, scaling: f32, norm: boo
 }
 
 /// `ids [pairs]` -> the order `[pairs]`, and the tiles: their number, then (expert, first, count) of each.
-pub fn expert_sort(ids: &[u32], experts: usize) -> (Vec<u32>, Vec<u32>) {
+pub fn expert_sort(ids: &[u32], experts: usize, tile: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut order, mut tiles) = (Vec::new(), vec![0]);
     for expert in 0..experts as u32 {
         let pairs: Vec<u32> = (0..ids.len() as u32).filter(|&pair| ids[pair as usize] == expert).collect();
-        for tile in pairs.chunks(TILE as usize) {
+        for tile in pairs.chunks(tile) {
             tiles.extend([expert, order.len() as u32, tile.len() as u32]);
             tiles[0] += 1;
             order.extend(tile);

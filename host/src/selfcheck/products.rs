@@ -18,6 +18,8 @@ const FEW: usize = 37;
 const MANY: usize = 130;
 /// Weight rows that fill no tile, k that two warps share.
 const SHAPE: [usize; 2] = [20, 1152];
+/// Pairs of a tile, of most kernels.
+const TILE: usize = 8;
 /// A k of four chunks, which gathered products take in one piece; the last chunk is half empty.
 const SHORT: [usize; 2] = [20, 224];
 
@@ -48,8 +50,9 @@ pub struct Case {
 enum Rows {
     /// None: the one kernel of f32.
     Dense(Option<Variant>),
-    Grouped([usize; 2]),
-    GateUp,
+    /// With so many pairs a tile at most.
+    Grouped([usize; 2], usize),
+    GateUp(usize),
 }
 
 impl Case {
@@ -65,14 +68,19 @@ impl Case {
                 stored,
                 rows: Rows::Dense(variant),
             }));
-            for shape in [SHAPE, SHORT] {
-                let kernel = grouped_kernel(&Sample::random(stored, shape, &mut Random::new(0)).host());
+            for (shape, tile) in [(SHAPE, TILE), (SHORT, TILE), (SHAPE, 2 * TILE)] {
+                let kernel = grouped_kernel(&Sample::random(stored, shape, &mut Random::new(0)).host(), tile);
                 if cases.iter().all(|case| case.kernel != kernel) {
-                    cases.push(Self { kernel, stored, rows: Rows::Grouped(shape) });
+                    cases.push(Self { kernel, stored, rows: Rows::Grouped(shape, tile) });
                 }
             }
-            let both = gate_up_kernel(&sample.host());
-            cases.extend(both.map(|kernel| Self { kernel, stored, rows: Rows::GateUp }));
+            for tile in [TILE, 2 * TILE] {
+                if let Some(kernel) = gate_up_kernel(&sample.host(), tile)
+                    && cases.iter().all(|case| case.kernel != kernel)
+                {
+                    cases.push(Self { kernel, stored, rows: Rows::GateUp(tile) });
+                }
+            }
         }
         cases
     }
@@ -89,8 +97,8 @@ impl Case {
                 let rows = if matches!(variant, Variant::Tiled(_)) { MANY } else { FEW };
                 dense(p, self.stored, rows, |d, product| linear_by(d, product, variant))
             }
-            Rows::Grouped(shape) => grouped(p, self.stored, shape),
-            Rows::GateUp => both(p, self.stored),
+            Rows::Grouped(shape, tile) => grouped(p, self.stored, shape, tile),
+            Rows::GateUp(tile) => both(p, self.stored, tile),
         }
     }
 }
@@ -204,10 +212,10 @@ const PAIRS: usize = 20;
 const SHARE: usize = 2;
 
 impl Tokens {
-    fn random(device: &Device, stored: Stored, k: usize, random: &mut Random) -> device::Result<Self> {
+    fn random(device: &Device, stored: Stored, [k, tile]: [usize; 2], random: &mut Random) -> device::Result<Self> {
         let experts: Vec<_> = (0..PAIRS).map(|_| random.below(EXPERTS)).collect();
         let ids: Vec<_> = experts.iter().map(|&e| e as u32).collect();
-        let (order, mut tiles) = reference::expert_sort(&ids, EXPERTS);
+        let (order, mut tiles) = reference::expert_sort(&ids, EXPERTS, tile);
         tiles.resize(1 + 3 * PAIRS, u32::MAX);
         let x = X::upload(device, &random.floats(PAIRS / SHARE * k), stored)?;
         Ok(Self { k, experts, order: device.upload(&order)?, tiles: device.upload(&tiles)?, x })
@@ -235,10 +243,10 @@ fn experts(
     Ok((samples, weights))
 }
 
-fn grouped(p: &Probe, stored: Stored, shape @ [n, k]: [usize; 2]) -> Found {
+fn grouped(p: &Probe, stored: Stored, shape @ [n, k]: [usize; 2], tile: usize) -> Found {
     let mut random = Random::new(32);
     let (samples, weights) = experts(p, stored, shape, &mut random)?;
-    let tokens = Tokens::random(p.device, stored, k, &mut random)?;
+    let tokens = Tokens::random(p.device, stored, [k, tile], &mut random)?;
     let y = p.device.alloc(PAIRS * n)?;
     let args = Grouped {
         weights: &weights,
@@ -246,6 +254,7 @@ fn grouped(p: &Probe, stored: Stored, shape @ [n, k]: [usize; 2]) -> Found {
         x_rows_per_token: SHARE,
         order: tokens.order.view(),
         tiles: tokens.tiles.view(),
+        tile,
         pairs: PAIRS,
         settled: false,
         y: y.view_mut(),
@@ -256,11 +265,11 @@ fn grouped(p: &Probe, stored: Stored, shape @ [n, k]: [usize; 2]) -> Found {
 }
 
 /// SwiGLU stretches the error of its first factor by at most 1.1 times the second, and the other way round.
-fn both(p: &Probe, stored: Stored) -> Found {
+fn both(p: &Probe, stored: Stored, tile: usize) -> Found {
     let mut random = Random::new(34);
     let (gate_samples, gate) = experts(p, stored, SHAPE, &mut random)?;
     let (up_samples, up) = experts(p, stored, SHAPE, &mut random)?;
-    let tokens = Tokens::random(p.device, stored, SHAPE[1], &mut random)?;
+    let tokens = Tokens::random(p.device, stored, [SHAPE[1], tile], &mut random)?;
     let y = p.device.alloc(PAIRS * SHAPE[0])?;
     let args = GateUp {
         gate: &gate,
@@ -269,6 +278,7 @@ fn both(p: &Probe, stored: Stored) -> Found {
         x_rows_per_token: SHARE,
         order: tokens.order.view(),
         tiles: tokens.tiles.view(),
+        tile,
         pairs: PAIRS,
         out_f32: y.view_mut(),
         out_bf16: GlobalMut::EMPTY,

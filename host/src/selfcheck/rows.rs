@@ -133,14 +133,14 @@ pub fn route(p: &Probe) -> Found {
 }
 
 pub fn expert_sort(p: &Probe) -> Found {
-    let (pairs, experts) = (100, 24);
+    let (pairs, experts, tile) = (100, 24, 8);
     let mut random = Random::new(7);
     let ids: Vec<_> = (0..pairs).map(|_| random.below(experts) as u32).collect();
     let (d_ids, order) = (p.device.upload(&ids)?, p.device.alloc(pairs)?);
     let tiles = p.device.alloc(1 + 3 * pairs)?;
-    let args = ExpertSort { ids: d_ids.view(), order: order.view_mut(), tiles: tiles.view_mut(), pairs, experts };
+    let args = ExpertSort { ids: d_ids.view(), order: order.view_mut(), tiles: tiles.view_mut(), pairs, experts, tile };
     p.launch(|| kernels::expert_sort(p.device, args))?;
-    let (want_order, want_tiles) = reference::expert_sort(&ids, experts);
+    let (want_order, want_tiles) = reference::expert_sort(&ids, experts, tile);
     equal("order", &order.read()?, &want_order)?;
     equal("tiles", &tiles.read()?[..want_tiles.len()], &want_tiles)
 }
