@@ -220,7 +220,7 @@ mod tests {
             shapes: &["1x20:16/2", "1x20:32/1", "1x20:compact_16/1", "1x20:compact_32/1", "1x20:wide_64/9"],
             rows: &[1],
         },
-        Asked { family: "experts", shapes: &["64x64", "64x256"], rows: &[1, 8] },
+        Asked { family: "experts", shapes: &["64x64", "64x256"], rows: &[1, 16] },
         Asked { family: "tree", shapes: &["8", "1024"], rows: &[8, 1024] },
         Asked { family: "block", shapes: &["20", "20:64"], rows: &[1] },
     ];
