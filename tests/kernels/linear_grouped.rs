@@ -37,7 +37,7 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("gate_up::w4a16::sixteen::{n}x{k}"), case);
     }
     for (n, k) in [(2048, 7168), (7168, 2048), (1040, 2112)] {
-        suite.cuda(format!("grouped::w4a16::sixteen::{n}x{k}"), move |d| sixteen(d, [n, k], 40));
+        suite.cuda(format!("grouped::w4a16::sixteen::{n}x{k}"), move |d| sixteen(d, [n, k], 9));
         let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], 2 * TILE);
         suite.cuda(format!("gate_up::w4a16::sixteen::{n}x{k}"), case);
     }
