@@ -46,7 +46,7 @@ pub struct DenseRows {
 pub struct GroupedRows {
     /// `[pairs]`: pairs sorted by expert.
     pub order: Global<u32>,
-    /// `[1 + 3 * tiles]`: the number of tiles, then for each: expert, first index into `order`, count 1..=8.
+    /// `[1 + 3 * tiles]`: the number of tiles, then for each: expert, first index into `order`, count: up to 8, or 16.
     pub tiles: Global<u32>,
     /// `[experts]`: the expert's matrix among the weights, or [`ABSENT`] when it has another format.
     pub slots: Global<u32>,
