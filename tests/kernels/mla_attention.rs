@@ -413,22 +413,28 @@ fn adversarial(device: &Device, block: MlaBlock) -> Outcome {
     Ok(())
 }
 
-/// The first rows of a large launch have the bits of a small launch.
+/// The first rows of a large launch have the bits of a small launch, halves of the columns those of whole ones.
 fn block_size(device: &Device) -> Outcome {
     let (committed, heads) = (100, 4);
     let plan = |block| Some(MlaPlan { block, parts: 2 });
-    let large = Case::random(&mut Random::new(7), committed, &Tree::chain(17), heads, 160);
-    let large = Case { plan: plan(MlaBlock::Rows32), ..large };
-    let small = Case {
-        q: large.q[..3 * heads * KEY].to_vec(),
-        cache: large.cache[..(committed + 3) * KEY].to_vec(),
-        ancestors: Tree::chain(3).ancestors(),
-        rows: 3,
-        plan: plan(MlaBlock::Rows16),
-        ..large
-    };
-    let want = &large.run(device)?[..3 * heads * LATENT];
-    equal("rows 0..3", &small.run(device)?, want)
+    for (one, other) in [(MlaBlock::Rows32, MlaBlock::Rows16), (MlaBlock::Wide64, MlaBlock::WideHalves)] {
+        if !one.runs_on(device) {
+            continue;
+        }
+        let large = Case::random(&mut Random::new(7), committed, &Tree::chain(17), heads, 160);
+        let large = Case { plan: plan(one), ..large };
+        let small = Case {
+            q: large.q[..3 * heads * KEY].to_vec(),
+            cache: large.cache[..(committed + 3) * KEY].to_vec(),
+            ancestors: Tree::chain(3).ancestors(),
+            rows: 3,
+            plan: plan(other),
+            ..large
+        };
+        let want = &large.run(device)?[..3 * heads * LATENT];
+        equal(&format!("rows 0..3 by {other:?}"), &small.run(device)?, want)?;
+    }
+    Ok(())
 }
 
 /// A tree of 4 rows padded to 8: rows behind see themselves only, and change nothing.

@@ -164,6 +164,50 @@ pub fn wgmma_nn_32(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
     }
 }
 
+/// As [`wgmma_nn_32`], two panels of `v`.
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub fn wgmma_nn_32_half(d: [&mut [[f32; 4]; 8]; 2], w: u32, v: u32) {
+    const ROWS: u32 = 8 * 128;
+    let (w, v) = (descriptor(w, 16, ROWS), descriptor(v, 32 * 128, ROWS));
+    let [dx, dy] = d;
+    macro_rules! step {
+        () => {
+            concat!(
+                "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{",
+                "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
+                "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, ",
+                "{32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, ",
+                "{48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}",
+                "}}, a, b, p, 1, 1, 0, 1; "
+            )
+        };
+    }
+    // SAFETY: both operands lie in the shared window by the caller's contract; sums are in registers.
+    unsafe {
+        asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; mov.b64 a, {64}; mov.b64 b, {65}; ",
+            "wgmma.fence.sync.aligned; ", step!(), "add.s64 a, a, 2; add.s64 b, b, 128; ", step!(),
+            "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}"),
+            inout(reg32) dx[0][0], inout(reg32) dx[0][1], inout(reg32) dx[0][2], inout(reg32) dx[0][3],
+            inout(reg32) dx[1][0], inout(reg32) dx[1][1], inout(reg32) dx[1][2], inout(reg32) dx[1][3],
+            inout(reg32) dx[2][0], inout(reg32) dx[2][1], inout(reg32) dx[2][2], inout(reg32) dx[2][3],
+            inout(reg32) dx[3][0], inout(reg32) dx[3][1], inout(reg32) dx[3][2], inout(reg32) dx[3][3],
+            inout(reg32) dx[4][0], inout(reg32) dx[4][1], inout(reg32) dx[4][2], inout(reg32) dx[4][3],
+            inout(reg32) dx[5][0], inout(reg32) dx[5][1], inout(reg32) dx[5][2], inout(reg32) dx[5][3],
+            inout(reg32) dx[6][0], inout(reg32) dx[6][1], inout(reg32) dx[6][2], inout(reg32) dx[6][3],
+            inout(reg32) dx[7][0], inout(reg32) dx[7][1], inout(reg32) dx[7][2], inout(reg32) dx[7][3],
+            inout(reg32) dy[0][0], inout(reg32) dy[0][1], inout(reg32) dy[0][2], inout(reg32) dy[0][3],
+            inout(reg32) dy[1][0], inout(reg32) dy[1][1], inout(reg32) dy[1][2], inout(reg32) dy[1][3],
+            inout(reg32) dy[2][0], inout(reg32) dy[2][1], inout(reg32) dy[2][2], inout(reg32) dy[2][3],
+            inout(reg32) dy[3][0], inout(reg32) dy[3][1], inout(reg32) dy[3][2], inout(reg32) dy[3][3],
+            inout(reg32) dy[4][0], inout(reg32) dy[4][1], inout(reg32) dy[4][2], inout(reg32) dy[4][3],
+            inout(reg32) dy[5][0], inout(reg32) dy[5][1], inout(reg32) dy[5][2], inout(reg32) dy[5][3],
+            inout(reg32) dy[6][0], inout(reg32) dy[6][1], inout(reg32) dy[6][2], inout(reg32) dy[6][3],
+            inout(reg32) dy[7][0], inout(reg32) dy[7][1], inout(reg32) dy[7][2], inout(reg32) dy[7][3],
+            in(reg64) w, in(reg64) v, options(nostack, preserves_flags));
+    }
+}
+
 /// `a . b^T` over 32 columns of 128 rows of `b`, started.
 #[cfg(target_feature = "sm_90a")]
 #[inline(always)]
@@ -359,6 +403,12 @@ pub fn wgmma_wait_sums(d: &mut [[f32; 4]; 16], a: &mut [[[[u32; 4]; 2]; 2]; 2]) 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
 pub fn wgmma_nn_32(_d: &mut [[[f32; 4]; 8]; 4], _w: u32, _v: u32) {
+    super::ptx::trap("wgmma on a target without")
+}
+
+#[cfg(not(target_feature = "sm_90a"))]
+#[inline(always)]
+pub fn wgmma_nn_32_half(_d: [&mut [[f32; 4]; 8]; 2], _w: u32, _v: u32) {
     super::ptx::trap("wgmma on a target without")
 }
 

@@ -55,6 +55,12 @@ pub fn add_nn_32(d: &mut [Sums; 4], w: Shared<bf16>, column: usize, v: Shared<bf
     arch::wgmma_nn_32(d, w.addr_of(column, PANEL - column), v.addr_of(0, 2 * PANEL));
 }
 
+/// As [`add_nn_32`], two panels of `v`.
+#[inline(always)]
+pub fn add_nn_32_half(d: [&mut Sums; 2], w: Shared<bf16>, column: usize, v: Shared<bf16>) {
+    arch::wgmma_nn_32_half(d, w.addr_of(column, PANEL - column), v.addr_of(0, PANEL));
+}
+
 /// Starts `a . b^T` over 32 columns of `b`, from `column` (0 or 32) of each of its two panels on: 128 columns of sums,
 /// their rows this warp's 16. `a` are the first operands of two [`crate::mma`] products of 16 columns, in registers.
 /// Until [`wait_registers`] neither the result nor `a` nor `b` may be touched.

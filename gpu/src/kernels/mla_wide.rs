@@ -14,12 +14,14 @@
 //! and the codes of two: in round t both warpgroups widen round t + 2, one behind its weights, the other while its
 //! scores are on their way, as is round t + 3. Weights of even rounds take columns 0..32 of their panel, those of odd
 //! rounds the others. A thread has the whole scores of two rows and 8 keys each; a row's base is found within its warp.
+//! Where there are few queries two blocks may share the columns of the values ([`mla_attention_wide_halves`]): each
+//! computes all scores, and half of the sums; these are then half as many to store, and take half the registers.
 //! What the base, the sums and the parts of a context are is told there.
 
 use cuda_std::async_copy::{cp_async_16, cp_async_16_or_zero, cp_async_commit, cp_async_wait};
 use cuda_std::{Global, Shared, bf16, dynamic_shared, kernel, math, thread, warp, wgmma};
 
-use super::fragments::{PIECE, Sums, scale_rows, softmax_base};
+use super::fragments::{PIECE, Sums, scale_rows, softmax_base, store};
 use super::mla_attention::{HEADROOM, Keys, THREADS, part_start, parts_used, visible};
 use super::mla_tile::{F8_STRIDE, PANEL, piece_at, thread_index, widen};
 use crate::args::attention::{F8_ROTARY, F8_ROW, F8_SCALES, KEY, LATENT, MlaAttentionArgs};
@@ -224,19 +226,36 @@ type Scores = [[f32; 4]; KEYS8];
 /// The products are `wgmma` of sm_90a.
 #[kernel]
 pub fn mla_attention_wide_64(a: MlaAttentionArgs) {
-    attention::<false>(a);
+    attention::<4, false>(a);
 }
 
-/// The same over an f8 cache.
+/// Two blocks share the columns of the values; each has all scores.
+#[kernel]
+pub fn mla_attention_wide_halves(a: MlaAttentionArgs) {
+    attention::<2, false>(a);
+}
+
+/// [`mla_attention_wide_64`] over an f8 cache.
 #[kernel]
 pub fn mla_attention_f8_wide_64(a: MlaAttentionArgs) {
-    attention::<true>(a);
+    attention::<4, true>(a);
 }
 
+/// [`mla_attention_wide_halves`] over an f8 cache.
+#[kernel]
+pub fn mla_attention_f8_wide_halves(a: MlaAttentionArgs) {
+    attention::<2, true>(a);
+}
+
+/// `PANELS`: panels of the latent that a warpgroup multiplies.
 #[inline(always)]
-fn attention<const F8: bool>(a: MlaAttentionArgs) {
+fn attention<const PANELS: usize, const F8: bool>(a: MlaAttentionArgs) {
     let queries = a.rows as usize * a.heads as usize;
-    let query0 = thread::block_idx_x() as usize * ROWS;
+    // First query, and first panel of the latent.
+    let (query0, panel0) = match thread::block_idx_x() as usize {
+        x if PANELS == 4 => (x * ROWS, 0),
+        x => (x / 2 * ROWS, x % 2 * 2 * PANELS),
+    };
     let committed = a.state.get(state::COMMITTED);
     let end = committed + a.rows;
     let (part, parts) = (thread::block_idx_y(), parts_used(end, thread::grid_dim_y()));
@@ -336,19 +355,24 @@ fn attention<const F8: bool>(a: MlaAttentionArgs) {
         if tiles.flags.get(at.warp) != 0 {
             unroll!(half in 0 1; {
                 let shrink = tiles.shrinks.get(at.row(half));
-                unroll!(i in 0 1 2 3; {
+                unroll!(i in 0 1 2 3 below PANELS; {
                     scale_rows(&mut acc[i], half, shrink);
                 });
                 sum[half] *= shrink;
             });
         }
         sum = [sum[0] + new[0], sum[1] + new[1]];
-        let panels = 4 * KEYS * PANEL;
-        let values = tiles.stage(round as usize % stages).slice(at.half * panels, panels);
-        wgmma::add_nn_32(&mut acc, tiles.weights, round as usize % 2 * KEYS, values);
+        let (panel, column) = (KEYS * PANEL, round as usize % 2 * KEYS);
+        let values = tiles.stage(round as usize % stages).slice((panel0 + PANELS * at.half) * panel, PANELS * panel);
+        if PANELS == 4 {
+            wgmma::add_nn_32(&mut acc, tiles.weights, column, values);
+        } else {
+            let [low, high, ..] = &mut acc;
+            wgmma::add_nn_32_half([low, high], tiles.weights, column, values);
+        }
         round += 1;
     }
-    finish(&a, tiles, at, sum, &acc, query0, parts > 1);
+    finish::<PANELS>(&a, tiles, at, sum, &acc, query0, panel0, parts > 1);
 }
 
 /// Starts the copies that round `round` makes for later ones.
@@ -435,7 +459,16 @@ fn weights(
 
 /// Divides and stores, or stores undivided for the merge.
 #[inline(always)]
-fn finish(a: &MlaAttentionArgs, tiles: Tiles, at: Place, sum: [f32; 2], acc: &[Sums; 4], query0: usize, split: bool) {
+fn finish<const PANELS: usize>(
+    a: &MlaAttentionArgs,
+    tiles: Tiles,
+    at: Place,
+    sum: [f32; 2],
+    acc: &[Sums; 4],
+    query0: usize,
+    panel0: usize,
+    split: bool,
+) {
     unroll!(half in 0 1; {
         let pair = sum[half] + warp::shfl_xor(sum[half], 1);
         let quad = pair + warp::shfl_xor(pair, 2);
@@ -446,33 +479,34 @@ fn finish(a: &MlaAttentionArgs, tiles: Tiles, at: Place, sum: [f32; 2], acc: &[S
     thread::sync_threads();
     let queries = a.rows as usize * a.heads as usize;
     let from = thread::block_idx_y() as usize * queries;
+    // Of two neighbouring tiles of columns an even lane takes four columns of the first, an odd one of the second.
+    let odd = at.quad % 2;
     unroll!(half in 0 1; {
         let row = at.row(half);
         let query = query0 + row;
-        if query < queries {
-            let total = tiles.sums.get(row) + tiles.sums.get(ROWS + row);
-            let factor = if split { 1.0 } else { 1.0 / total };
-            unroll!(i in 0 1 2 3; {
-                let column = (4 * at.half + i) * PANEL + 2 * at.quad;
-                unroll!(n in 0 1 2 3 4 5 6 7; {
-                    let pair = [acc[i][n][2 * half] * factor, acc[i][n][2 * half + 1] * factor];
+        let total = tiles.sums.get(row) + tiles.sums.get(ROWS + row);
+        let factor = if split { 1.0 } else { 1.0 / total };
+        unroll!(i in 0 1 2 3 below PANELS; {
+            let column = (panel0 + PANELS * at.half + i) * PANEL + 2 * (at.quad - odd);
+            unroll!(n in 0 1 2 3; {
+                let tile = |n: usize| [acc[i][n][2 * half] * factor, acc[i][n][2 * half + 1] * factor];
+                let (low, high) = (tile(2 * n), tile(2 * n + 1));
+                let given = if odd == 0 { high } else { low }.map(|v| warp::shfl_xor(v, 1));
+                let [[a0, a1], [b0, b1]] = if odd == 0 { [low, given] } else { [given, high] };
+                let to = column + 8 * (2 * n + odd);
+                if query < queries {
+                    let four = [a0, a1, b0, b1];
                     if split {
-                        a.partial.st8((from + query) * LATENT + column + 8 * n, pair.map(f32::to_bits));
+                        a.partial.st16((from + query) * LATENT + to, four.map(f32::to_bits));
                     } else {
-                        let to = query * LATENT + column + 8 * n;
-                        if !a.out_f32.is_empty() {
-                            a.out_f32.st8(to, pair.map(f32::to_bits));
-                        }
-                        if !a.out_bf16.is_empty() {
-                            a.out_bf16.st4(to, math::pack_bf16(pair[0], pair[1]));
-                        }
+                        store(a.out_f32, a.out_bf16, query * LATENT + to, four);
                     }
-                });
+                }
             });
-            if split && at.half == 0 && at.quad == 0 {
-                a.partial_max_sum.set((from + query) * 2, tiles.bases.get(row));
-                a.partial_max_sum.set((from + query) * 2 + 1, total);
-            }
+        });
+        if split && query < queries && at.half == 0 && panel0 == 0 && at.quad == 0 {
+            a.partial_max_sum.set((from + query) * 2, tiles.bases.get(row));
+            a.partial_max_sum.set((from + query) * 2 + 1, total);
         }
     });
 }

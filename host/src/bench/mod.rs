@@ -217,7 +217,14 @@ mod tests {
         Asked { family: "bf16", ..DENSE },
         Asked {
             family: "mla",
-            shapes: &["1x20:16/2", "1x20:32/1", "1x20:compact_16/1", "1x20:compact_32/1", "1x20:wide_64/9"],
+            shapes: &[
+                "1x20:16/2",
+                "1x20:32/1",
+                "1x20:compact_16/1",
+                "1x20:compact_32/1",
+                "1x20:wide_64/9",
+                "1x20:wide_halves/1",
+            ],
             rows: &[1],
         },
         Asked { family: "experts", shapes: &["64x64", "64x256"], rows: &[1, 16] },

@@ -14,11 +14,12 @@ use crate::device::{Device, Dims, Result};
 /// Blocks that the CPU device's launches are planned for, in place of its threads: the same on every machine.
 const CPU_BLOCKS: usize = 128;
 
-/// About what storing, loading and adding one part of one query takes on an H200.
-const PART_US: f64 = 0.0011;
-/// A thread of the merge adds all parts of its columns where there are so few of them, or so many queries.
+/// About what adding the parts takes on an H200: the second kernel, and one part of one query.
+const MERGE_US: f64 = 1.5;
+const PART_US: f64 = 0.0006;
+/// A thread of the merge adds all parts of its columns where there are so few of them, or so many queries for each.
 const FEW_PARTS: usize = 8;
-const MANY_QUERIES: usize = 512;
+const QUERIES_A_PART: usize = 4;
 /// Blocks that a launch has at most where the context is split: one for each multiprocessor of the largest GPUs.
 const MAX_PROCESSORS: usize = 192;
 /// The kernels with `wgmma`.
@@ -50,6 +51,8 @@ pub struct MlaAttention {
 pub enum MlaBlock {
     /// Of sm_90 alone.
     Wide64,
+    /// As `Wide64`, but two blocks share the columns of the values.
+    WideHalves,
     Rows32,
     Rows16,
     Compact32,
@@ -57,16 +60,19 @@ pub enum MlaBlock {
 }
 
 impl MlaBlock {
-    pub const ALL: [Self; 5] = [Self::Wide64, Self::Rows32, Self::Rows16, Self::Compact32, Self::Compact16];
+    pub const ALL: [Self; 6] =
+        [Self::Wide64, Self::WideHalves, Self::Rows32, Self::Rows16, Self::Compact32, Self::Compact16];
 
     pub fn kernel(self, cache: KvFormat) -> &'static Kernel<MlaAttentionArgs> {
         match (cache, self) {
             (KvFormat::Bf16, Self::Wide64) => &mla_wide::MLA_ATTENTION_WIDE_64,
+            (KvFormat::Bf16, Self::WideHalves) => &mla_wide::MLA_ATTENTION_WIDE_HALVES,
             (KvFormat::Bf16, Self::Rows32) => &kernel::MLA_ATTENTION_32,
             (KvFormat::Bf16, Self::Rows16) => &kernel::MLA_ATTENTION_16,
             (KvFormat::Bf16, Self::Compact32) => &kernel::MLA_ATTENTION_COMPACT_32,
             (KvFormat::Bf16, Self::Compact16) => &kernel::MLA_ATTENTION_COMPACT_16,
             (KvFormat::F8, Self::Wide64) => &mla_wide::MLA_ATTENTION_F8_WIDE_64,
+            (KvFormat::F8, Self::WideHalves) => &mla_wide::MLA_ATTENTION_F8_WIDE_HALVES,
             (KvFormat::F8, Self::Rows32) => &kernel::MLA_ATTENTION_F8_32,
             (KvFormat::F8, Self::Rows16) => &kernel::MLA_ATTENTION_F8_16,
             (KvFormat::F8, Self::Compact32) => &kernel::MLA_ATTENTION_F8_COMPACT_32,
@@ -78,6 +84,7 @@ impl MlaBlock {
     pub fn name(self) -> &'static str {
         match self {
             Self::Wide64 => "wide_64",
+            Self::WideHalves => "wide_halves",
             Self::Rows32 => "32",
             Self::Rows16 => "16",
             Self::Compact32 => "compact_32",
@@ -89,14 +96,20 @@ impl MlaBlock {
     pub fn runs_on(self, device: &Device) -> bool {
         let info = device.info();
         let wide = !device.is_cuda() || info.ptx.as_deref() == Some(WIDE_PTX);
-        self.size().2 <= info.max_shared && (wide || self != Self::Wide64)
+        self.size().2 <= info.max_shared && (wide || !matches!(self, Self::Wide64 | Self::WideHalves))
+    }
+
+    /// Blocks for `queries` packed queries.
+    fn across(self, queries: usize) -> usize {
+        let blocks = queries.div_ceil(self.size().0);
+        if self == Self::WideHalves { 2 * blocks } else { blocks }
     }
 
     /// Packed queries of a block, keys of a round, and bytes of dynamic shared memory.
     fn size(self) -> (usize, usize, u32) {
         let of = |shape: Shape| (shape.rows(), shape.keys(), shape.shared_bytes());
         match self {
-            Self::Wide64 => (mla_wide::ROWS, mla_wide::KEYS, mla_wide::SHARED),
+            Self::Wide64 | Self::WideHalves => (mla_wide::ROWS, mla_wide::KEYS, mla_wide::SHARED),
             Self::Rows32 => of(kernel::ROWS_32),
             Self::Rows16 => of(kernel::ROWS_16),
             Self::Compact32 => of(kernel::COMPACT_32),
@@ -104,14 +117,16 @@ impl MlaBlock {
         }
     }
 
-    /// About what a round takes on an H200; only the proportions count.
-    fn round_us(self) -> f64 {
+    /// About what a block takes on an H200 beside its rounds, with its queries and sums, and a round; only the
+    /// proportions count.
+    fn block_us(self) -> (f64, f64) {
         match self {
-            Self::Wide64 => 0.95,
-            Self::Rows32 => 2.2,
-            Self::Rows16 => 1.8,
-            Self::Compact32 => 1.0,
-            Self::Compact16 => 1.1,
+            Self::Wide64 => (7.2, 1.12),
+            Self::WideHalves => (4.8, 1.1),
+            Self::Rows32 => (4.5, 3.3),
+            Self::Rows16 => (2.4, 2.7),
+            Self::Compact32 => (0.0, 0.55),
+            Self::Compact16 => (0.0, 0.6),
         }
     }
 }
@@ -136,7 +151,7 @@ pub fn mla_plan(device: &Device, slots: usize, rows: usize, heads: usize) -> Mla
     let processors = if device.is_cuda() { device.info().multiprocessors as usize } else { CPU_BLOCKS };
     let wide = device.is_cuda() && MlaBlock::Wide64.runs_on(device);
     let blocks: &[MlaBlock] = match MlaBlock::Rows32.runs_on(device) {
-        true if wide => &[MlaBlock::Wide64, MlaBlock::Rows32, MlaBlock::Rows16],
+        true if wide => &[MlaBlock::Wide64, MlaBlock::WideHalves, MlaBlock::Rows32, MlaBlock::Rows16],
         true => &[MlaBlock::Rows32, MlaBlock::Rows16],
         false => &[MlaBlock::Compact32, MlaBlock::Compact16],
     };
@@ -147,15 +162,15 @@ pub fn mla_plan(device: &Device, slots: usize, rows: usize, heads: usize) -> Mla
 fn plan(blocks: &[MlaBlock], processors: usize, slots: usize, queries: usize) -> MlaPlan {
     let mut best = (f64::INFINITY, MlaPlan { block: blocks[0], parts: 1 });
     for &block in blocks {
-        let (rows, keys_a_round, _) = block.size();
-        let across = queries.div_ceil(rows).max(1);
+        let ((_, keys_a_round, _), (own, round)) = (block.size(), block.block_us());
+        let across = block.across(queries).max(1);
         let most = (processors / across).min(slots.div_ceil(PART_KEYS as usize)).clamp(1, kernel::MAX_PARTS);
         for parts in 1..=most {
             let steps = slots.div_ceil(PART_KEYS as usize) * (PART_KEYS / kernel::STEP) as usize;
             let keys = steps.div_ceil(parts) * kernel::STEP as usize;
-            let rounds = (across * parts).div_ceil(processors) * keys.div_ceil(keys_a_round);
-            let merge = if parts == 1 { 0.0 } else { (parts * queries) as f64 * PART_US };
-            let us = rounds as f64 * block.round_us() + merge;
+            let (waves, rounds) = ((across * parts).div_ceil(processors), keys.div_ceil(keys_a_round));
+            let merge = if parts == 1 { 0.0 } else { MERGE_US + (parts * queries) as f64 * PART_US };
+            let us = waves as f64 * (own + rounds as f64 * round) + merge;
             if us < best.0 {
                 best = (us, MlaPlan { block, parts });
             }
@@ -171,6 +186,11 @@ pub fn mla_workspace(slots: usize, rows: usize, heads: usize) -> usize {
     if parts == 1 { 0 } else { (parts * rows * heads).min(sums) * (LATENT + 2) }
 }
 
+/// Whether a thread of the merge adds all parts of its columns.
+fn adds_few(parts: usize, queries: usize) -> bool {
+    parts <= FEW_PARTS || queries >= QUERIES_A_PART * parts
+}
+
 /// Queues the attention of `rows` rows. Keys are fetched while the launch before may still run: it must not write the
 /// cache.
 pub fn mla_attention(device: &Device, p: MlaAttention) -> Result<()> {
@@ -181,7 +201,7 @@ pub fn mla_attention(device: &Device, p: MlaAttention) -> Result<()> {
 /// As [`mla_attention`] with a plan of the caller's.
 pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Result<()> {
     let queries = p.rows * p.heads;
-    let (block, (rows, _, shared)) = (plan.block.kernel(p.cache.format), plan.block.size());
+    let (block, (_, _, shared)) = (plan.block.kernel(p.cache.format), plan.block.size());
     let name = block.name();
     let words = p.rows.div_ceil(u32::BITS as usize);
     state_holds(name, p.state.len())?;
@@ -243,8 +263,8 @@ pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Resu
         heads: p.heads as u32,
         words: words as u32,
     };
-    let dims =
-        Dims { grid: [queries.div_ceil(rows) as u32, plan.parts as u32, 1], block: [kernel::THREADS, 1, 1], shared };
+    let across = plan.block.across(queries) as u32;
+    let dims = Dims { grid: [across, plan.parts as u32, 1], block: [kernel::THREADS, 1, 1], shared };
     device.launch_overlapping(block, dims, args)?;
     if plan.parts == 1 {
         return Ok(());
@@ -259,7 +279,7 @@ pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Resu
         parts: plan.parts as u32,
         queries: queries as u32,
     };
-    let (merge, grid) = match plan.parts <= FEW_PARTS || queries >= MANY_QUERIES {
+    let (merge, grid) = match adds_few(plan.parts, queries) {
         true => (&mla_merge::MLA_MERGE_FEW, [queries.div_ceil(mla_merge::FEW_QUERIES) as u32, 1, 1]),
         false => (&mla_merge::MLA_MERGE, [queries as u32, mla_merge::QUARTERS as u32, 1]),
     };
@@ -272,12 +292,12 @@ mod tests {
 
     #[test]
     fn plans_are_possible_and_fit_into_the_workspace() {
-        let kinds: [&[MlaBlock]; 2] = [&MlaBlock::ALL[..3], &MlaBlock::ALL[3..]];
+        let kinds: [&[MlaBlock]; 2] = [&MlaBlock::ALL[..4], &MlaBlock::ALL[4..]];
         for (blocks, processors) in kinds.into_iter().flat_map(|b| [1, 108, 132, 188, 192].map(|p| (b, p))) {
             for slots in [1, 63, 64, 65, 1089, 8193, 32768, 262_144] {
                 for (rows, heads) in [(1, 1), (1, 8), (5, 8), (1, 64), (8, 64), (64, 64), (1025, 64)] {
                     let found = plan(blocks, processors, slots, rows * heads);
-                    let across = (rows * heads).div_ceil(found.block.size().0);
+                    let across = found.block.across(rows * heads);
                     assert!(found.parts == 1 || across * found.parts <= processors, "{found:?}");
                     assert!((1..=kernel::MAX_PARTS).contains(&found.parts), "{found:?}");
                     assert!(found.workspace(rows, heads) <= mla_workspace(slots, rows, heads), "{found:?}");
@@ -289,8 +309,9 @@ mod tests {
 
     #[test]
     fn few_queries_take_small_blocks_and_many_parts() {
-        let plan = |slots, queries| plan(&MlaBlock::ALL[..3], 132, slots, queries);
+        let plan = |slots, queries| plan(&MlaBlock::ALL[..4], 132, slots, queries);
         assert_eq!(plan(8193, 8), MlaPlan { block: MlaBlock::Rows16, parts: 129 });
+        assert_eq!(plan(8193, 64), MlaPlan { block: MlaBlock::WideHalves, parts: 65 });
         assert_eq!(plan(8256, 4096), MlaPlan { block: MlaBlock::Wide64, parts: 2 });
         assert_eq!(plan(8193, 65_600), MlaPlan { block: MlaBlock::Wide64, parts: 1 });
     }

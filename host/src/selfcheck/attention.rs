@@ -161,6 +161,10 @@ pub fn mla_wide_64(p: &Probe, kv: KvFormat) -> Found {
     mla(p, kv, MlaBlock::Wide64, 1, 100, 17, 4)
 }
 
+pub fn mla_wide_halves(p: &Probe, kv: KvFormat) -> Found {
+    mla(p, kv, MlaBlock::WideHalves, 2, 150, 17, 4)
+}
+
 pub fn mla_few_parts(p: &Probe) -> Found {
     mla(p, KvFormat::Bf16, MlaBlock::Compact16, 3, 400, 2, 1)
 }

@@ -525,14 +525,23 @@ fn wgmma_add_registers(d: &mut [[f32; 4]; 16], a: &[[u32; 4]; 2], b: u32) {
 /// `w` points at the first of its columns: the pieces are named from there.
 #[expect(clippy::needless_range_loop, reason = "k numbers weights and rows of values alike")]
 pub fn wgmma_nn_32(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
+    add_nn_32(d.iter_mut(), w, v);
+}
+
+pub fn wgmma_nn_32_half(d: [&mut [[f32; 4]; 8]; 2], w: u32, v: u32) {
+    add_nn_32(d.into_iter(), w, v);
+}
+
+fn add_nn_32<'a>(panels: impl Iterator<Item = &'a mut [[f32; 4]; 8]>, w: u32, v: u32) {
     sync_warp();
+    let mut panels: Vec<_> = panels.collect();
     let (row, column) = warpgroup_place();
     let first = (w / 16 % 8) as usize;
     let w = w & !127;
     for piece in 0..4 {
         let weights = [row, row + 8].map(|row| panel_piece(w, row, first + piece));
         for k in 0..8 {
-            for (panel, d) in d.iter_mut().enumerate() {
+            for (panel, d) in panels.iter_mut().enumerate() {
                 for (n, d) in d.iter_mut().enumerate() {
                     let values = panel_piece(v + panel as u32 * 4096, 8 * piece + k, n);
                     for (i, d) in d.iter_mut().enumerate() {
