@@ -150,6 +150,14 @@ impl Stored {
         Self { kind, shape, data: late(data), scales: late(scales), values }
     }
 
+    /// The same 4-bit codes, the bf16 scales of each row times its `size`.
+    pub fn scale_rows(&mut self, size: impl Fn(usize) -> f32) {
+        let of_row = self.shape[2] / self.kind.group();
+        let scale = |b: &[u8]| bf16::from_le_bytes([b[0], b[1]]).to_f32();
+        let scales = self.scales[1..].chunks(2).enumerate().map(|(i, b)| scale(b) * size(i / of_row));
+        *self = Self::with_scales(self.kind, self.shape, &self.data[1..], &scales.collect::<Vec<_>>());
+    }
+
     pub fn host<'a>(&'a self, name: &'a str) -> HostWeight<'a> {
         let (data, scales) = (Cow::Borrowed(&self.data[1..]), Cow::Borrowed(&self.scales[1..]));
         let scale_type = if self.kind == Kind::W4Wide { ScaleType::F32 } else { ScaleType::Bf16 };

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use kdtree::device::Device;
 use kdtree::engine::{Engine, EngineOptions, Request};
 use kdtree::kernels::{self, KvFormat};
-use kdtree::model::{Model, Rows};
+use kdtree::model::{Model, Pass, Rows};
 use kdtree::weights::Bundle;
 use libtest_mimic::Failed;
 use safetensors::{Dtype, SafeTensors};
@@ -138,7 +138,7 @@ fn logits(device: &Device, bundle: &Bundle, prompt: &[i32]) -> Result<Vec<f32>, 
     let depths = device.upload(&(0..rows as u32).collect::<Vec<_>>())?;
     let ancestors = device.upload(&(0..rows).map(|row| (2u32 << row) - 1).collect::<Vec<_>>())?;
     let out = device.zeros::<f32>(bundle.config().vocab_size)?;
-    let chain = Rows { ids: ids.view(), depths: depths.view(), ancestors: ancestors.view(), rows };
+    let chain = Rows { ids: ids.view(), depths: depths.view(), ancestors: ancestors.view(), rows, pass: Pass::Verify };
     model.forward(device, state.view_mut(), chain, None, rows - 1, out.view_mut())?;
     device.synchronize()?;
     Ok(out.read()?)

@@ -2,6 +2,7 @@
 
 mod acceptance;
 mod checkpoints;
+mod chunks;
 mod drafter;
 mod formats;
 mod goldens;
@@ -19,6 +20,7 @@ fn main() -> std::process::ExitCode {
     goldens::cases(&mut suite);
     kv_f8::cases(&mut suite);
     checkpoints::cases(&mut suite);
+    chunks::cases(&mut suite);
     drafter::cases(&mut suite);
     formats::cases(&mut suite);
     overflow::cases(&mut suite);

@@ -77,3 +77,23 @@ pub fn copy_once<T: Element>(
     // SAFETY: both ranges lie inside their views, the barrier in its.
     unsafe { arch::bulk_copy_once(to, from, bytes as u32, barriers.0.addr_of(i, 1)) }
 }
+
+/// As [`copy_once`], for what other blocks read too: no hint to the L2.
+#[inline(always)]
+pub fn copy<T: Element>(
+    dst: Shared<T>,
+    dst_index: usize,
+    src: Global<T>,
+    src_index: usize,
+    elems: usize,
+    barriers: Barriers,
+    i: usize,
+) {
+    let bytes = elems * size_of::<T>();
+    let to = dst.addr_of(dst_index, elems);
+    let from = src.addr().wrapping_add(src_index.wrapping_mul(size_of::<T>()) as u64);
+    #[cfg(not(target_arch = "nvptx64"))]
+    crate::cpu::check_bulk(src_index, elems, src.len() as u64, from, bytes);
+    // SAFETY: as in `copy_once`.
+    unsafe { arch::bulk_copy(to, from, bytes as u32, barriers.0.addr_of(i, 1)) }
+}

@@ -37,6 +37,8 @@ pub mod ptx;
 #[cfg(all(target_arch = "nvptx64", target_feature = "ptx80"))]
 mod ptx_bulk;
 #[cfg(target_arch = "nvptx64")]
+mod ptx_half;
+#[cfg(target_arch = "nvptx64")]
 mod ptx_wgmma;
 
 #[cfg(not(target_arch = "nvptx64"))]

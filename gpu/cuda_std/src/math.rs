@@ -118,6 +118,26 @@ pub fn dequant_quarters(word: u32) -> [u32; 4] {
     [arch::dequant_low(word), arch::dequant_high(word), arch::dequant_low(upper), arch::dequant_high(upper)]
 }
 
+/// Two values as an f16 pair: `lo` in the low half (`cvt.rn.f16x2.f32`).
+#[inline(always)]
+pub fn pack_half(lo: f32, hi: f32) -> u32 {
+    arch::cvt_f16x2(lo, hi)
+}
+
+/// Eight 4-bit codes of a word to f16 pairs of q * s in the order of [`dequant_pairs`], the first and third by
+/// `scales[0]`, the others by `scales[1]`, f16 pairs. Exact where s has 8 significant bits, as a bf16 has: the odd part
+/// of q has three, and f16 holds eleven.
+#[inline(always)]
+pub fn dequant_scaled(word: u32, [even, odd]: [u32; 2]) -> [u32; 4] {
+    let upper = word >> 8;
+    [
+        arch::dequant_half_low(word, even),
+        arch::dequant_half_high(word, odd),
+        arch::dequant_half_low(upper, even),
+        arch::dequant_half_high(upper, odd),
+    ]
+}
+
 /// Quarters of q in q.
 pub const QUARTERS: f32 = 4.0;
 

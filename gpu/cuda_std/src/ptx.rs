@@ -12,6 +12,7 @@ use core::arch::nvptx as nv;
 use crate::Element;
 #[cfg(target_feature = "ptx80")]
 pub use crate::ptx_bulk::*;
+pub use crate::ptx_half::*;
 
 global_asm!(".extern .shared .align 1024 .b8 dyn_smem[];");
 

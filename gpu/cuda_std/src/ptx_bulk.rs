@@ -65,3 +65,14 @@ pub unsafe fn bulk_copy_once(dst: u32, src: u64, bytes: u32, barrier: u32) {
             in(reg64) EVICT_FIRST, options(nostack));
     }
 }
+
+/// # Safety
+/// As [`bulk_copy_once`].
+#[inline(always)]
+pub unsafe fn bulk_copy(dst: u32, src: u64, bytes: u32, barrier: u32) {
+    // SAFETY: the caller's.
+    unsafe {
+        asm!("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{}], [{}], {}, [{}];",
+            in(reg32) dst, in(reg64) src, in(reg32) bytes, in(reg32) barrier, options(nostack));
+    }
+}

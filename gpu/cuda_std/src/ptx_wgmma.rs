@@ -208,66 +208,17 @@ pub fn wgmma_nn_32_half(d: [&mut [[f32; 4]; 8]; 2], w: u32, v: u32) {
     }
 }
 
-/// `a . b^T` over 32 columns of 128 rows of `b`, started.
+/// `a . b^T`, or `d += a . b^T`, over all 64 columns of 128 rows of each of `b`, started.
 #[cfg(target_feature = "sm_90a")]
 #[inline(always)]
-pub fn wgmma_registers(a: &[[u32; 4]; 2], b: u32) -> [[f32; 4]; 16] {
-    let b = descriptor(b, 16, 8 * 128);
-    let mut d = [[0.0; 4]; 16];
-    macro_rules! step {
-        ($a:literal, $add:literal) => {
-            concat!(
-                "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{",
-                "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
-                "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, ",
-                "{32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, ",
-                "{48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}",
-                "}}, {{",
-                $a,
-                "}}, b, ",
-                $add,
-                ", 1, 1, 0; "
-            )
-        };
-    }
-    // SAFETY: `b` lies in the shared window by the caller's contract; the rest is in registers.
-    unsafe {
-        asm!(concat!("{{ .reg .pred p, q; .reg .b64 b; setp.eq.u32 p, 0, 0; setp.ne.u32 q, 0, 0; mov.b64 b, {72}; ",
-            "wgmma.fence.sync.aligned; ", step!("{64}, {65}, {66}, {67}", "q"), "add.s64 b, b, 2; ",
-            step!("{68}, {69}, {70}, {71}", "p"), "wgmma.commit_group.sync.aligned; }}"),
-            out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
-            out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
-            out(reg32) d[2][0], out(reg32) d[2][1], out(reg32) d[2][2], out(reg32) d[2][3],
-            out(reg32) d[3][0], out(reg32) d[3][1], out(reg32) d[3][2], out(reg32) d[3][3],
-            out(reg32) d[4][0], out(reg32) d[4][1], out(reg32) d[4][2], out(reg32) d[4][3],
-            out(reg32) d[5][0], out(reg32) d[5][1], out(reg32) d[5][2], out(reg32) d[5][3],
-            out(reg32) d[6][0], out(reg32) d[6][1], out(reg32) d[6][2], out(reg32) d[6][3],
-            out(reg32) d[7][0], out(reg32) d[7][1], out(reg32) d[7][2], out(reg32) d[7][3],
-            out(reg32) d[8][0], out(reg32) d[8][1], out(reg32) d[8][2], out(reg32) d[8][3],
-            out(reg32) d[9][0], out(reg32) d[9][1], out(reg32) d[9][2], out(reg32) d[9][3],
-            out(reg32) d[10][0], out(reg32) d[10][1], out(reg32) d[10][2], out(reg32) d[10][3],
-            out(reg32) d[11][0], out(reg32) d[11][1], out(reg32) d[11][2], out(reg32) d[11][3],
-            out(reg32) d[12][0], out(reg32) d[12][1], out(reg32) d[12][2], out(reg32) d[12][3],
-            out(reg32) d[13][0], out(reg32) d[13][1], out(reg32) d[13][2], out(reg32) d[13][3],
-            out(reg32) d[14][0], out(reg32) d[14][1], out(reg32) d[14][2], out(reg32) d[14][3],
-            out(reg32) d[15][0], out(reg32) d[15][1], out(reg32) d[15][2], out(reg32) d[15][3],
-            in(reg32) a[0][0], in(reg32) a[0][1], in(reg32) a[0][2], in(reg32) a[0][3],
-            in(reg32) a[1][0], in(reg32) a[1][1], in(reg32) a[1][2], in(reg32) a[1][3],
-            in(reg64) b, options(nostack, preserves_flags));
-    }
-    d
-}
-
-/// `a . b^T` over all 64 columns of 128 rows of each of `b`, started.
-#[cfg(target_feature = "sm_90a")]
-#[inline(always)]
-pub fn wgmma_registers_pair(a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) -> [[f32; 4]; 16] {
+fn registers_pair<const HALF: bool, const ADD: bool>(d: &mut [[f32; 4]; 16], a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) {
     let [b, c] = b.map(|b| descriptor(b, 16, 8 * 128));
-    let mut d = [[0.0; 4]; 16];
     macro_rules! step {
-        ($a:literal, $b:literal, $add:literal) => {
+        ($type:literal, $a:literal, $b:literal, $add:literal) => {
             concat!(
-                "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{",
+                "wgmma.mma_async.sync.aligned.m64n128k16.f32.",
+                $type,
+                " {{",
                 "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
                 "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, ",
                 "{32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, ",
@@ -282,35 +233,35 @@ pub fn wgmma_registers_pair(a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) -> [[f32; 
             )
         };
     }
-    // SAFETY: as in `wgmma_registers`.
-    unsafe {
-        asm!(concat!("{{ .reg .pred p, q; .reg .b64 b, c; setp.eq.u32 p, 0, 0; setp.ne.u32 q, 0, 0; ",
+    macro_rules! product {
+        ($type:literal, $first:literal, $dir:ident) => {
+            asm!(concat!("{{ .reg .pred p, q; .reg .b64 b, c; setp.eq.u32 p, 0, 0; setp.ne.u32 q, 0, 0; ",
             "mov.b64 b, {96}; mov.b64 c, {97}; wgmma.fence.sync.aligned; ",
-            step!("{64}, {65}, {66}, {67}", "b", "q"), "add.s64 b, b, 2; ",
-            step!("{68}, {69}, {70}, {71}", "b", "p"), "add.s64 b, b, 2; ",
-            step!("{72}, {73}, {74}, {75}", "b", "p"), "add.s64 b, b, 2; ",
-            step!("{76}, {77}, {78}, {79}", "b", "p"),
-            step!("{80}, {81}, {82}, {83}", "c", "p"), "add.s64 c, c, 2; ",
-            step!("{84}, {85}, {86}, {87}", "c", "p"), "add.s64 c, c, 2; ",
-            step!("{88}, {89}, {90}, {91}", "c", "p"), "add.s64 c, c, 2; ",
-            step!("{92}, {93}, {94}, {95}", "c", "p"),
+            step!($type, "{64}, {65}, {66}, {67}", "b", $first), "add.s64 b, b, 2; ",
+            step!($type, "{68}, {69}, {70}, {71}", "b", "p"), "add.s64 b, b, 2; ",
+            step!($type, "{72}, {73}, {74}, {75}", "b", "p"), "add.s64 b, b, 2; ",
+            step!($type, "{76}, {77}, {78}, {79}", "b", "p"),
+            step!($type, "{80}, {81}, {82}, {83}", "c", "p"), "add.s64 c, c, 2; ",
+            step!($type, "{84}, {85}, {86}, {87}", "c", "p"), "add.s64 c, c, 2; ",
+            step!($type, "{88}, {89}, {90}, {91}", "c", "p"), "add.s64 c, c, 2; ",
+            step!($type, "{92}, {93}, {94}, {95}", "c", "p"),
             "wgmma.commit_group.sync.aligned; }}"),
-            out(reg32) d[0][0], out(reg32) d[0][1], out(reg32) d[0][2], out(reg32) d[0][3],
-            out(reg32) d[1][0], out(reg32) d[1][1], out(reg32) d[1][2], out(reg32) d[1][3],
-            out(reg32) d[2][0], out(reg32) d[2][1], out(reg32) d[2][2], out(reg32) d[2][3],
-            out(reg32) d[3][0], out(reg32) d[3][1], out(reg32) d[3][2], out(reg32) d[3][3],
-            out(reg32) d[4][0], out(reg32) d[4][1], out(reg32) d[4][2], out(reg32) d[4][3],
-            out(reg32) d[5][0], out(reg32) d[5][1], out(reg32) d[5][2], out(reg32) d[5][3],
-            out(reg32) d[6][0], out(reg32) d[6][1], out(reg32) d[6][2], out(reg32) d[6][3],
-            out(reg32) d[7][0], out(reg32) d[7][1], out(reg32) d[7][2], out(reg32) d[7][3],
-            out(reg32) d[8][0], out(reg32) d[8][1], out(reg32) d[8][2], out(reg32) d[8][3],
-            out(reg32) d[9][0], out(reg32) d[9][1], out(reg32) d[9][2], out(reg32) d[9][3],
-            out(reg32) d[10][0], out(reg32) d[10][1], out(reg32) d[10][2], out(reg32) d[10][3],
-            out(reg32) d[11][0], out(reg32) d[11][1], out(reg32) d[11][2], out(reg32) d[11][3],
-            out(reg32) d[12][0], out(reg32) d[12][1], out(reg32) d[12][2], out(reg32) d[12][3],
-            out(reg32) d[13][0], out(reg32) d[13][1], out(reg32) d[13][2], out(reg32) d[13][3],
-            out(reg32) d[14][0], out(reg32) d[14][1], out(reg32) d[14][2], out(reg32) d[14][3],
-            out(reg32) d[15][0], out(reg32) d[15][1], out(reg32) d[15][2], out(reg32) d[15][3],
+            $dir(reg32) d[0][0], $dir(reg32) d[0][1], $dir(reg32) d[0][2], $dir(reg32) d[0][3],
+            $dir(reg32) d[1][0], $dir(reg32) d[1][1], $dir(reg32) d[1][2], $dir(reg32) d[1][3],
+            $dir(reg32) d[2][0], $dir(reg32) d[2][1], $dir(reg32) d[2][2], $dir(reg32) d[2][3],
+            $dir(reg32) d[3][0], $dir(reg32) d[3][1], $dir(reg32) d[3][2], $dir(reg32) d[3][3],
+            $dir(reg32) d[4][0], $dir(reg32) d[4][1], $dir(reg32) d[4][2], $dir(reg32) d[4][3],
+            $dir(reg32) d[5][0], $dir(reg32) d[5][1], $dir(reg32) d[5][2], $dir(reg32) d[5][3],
+            $dir(reg32) d[6][0], $dir(reg32) d[6][1], $dir(reg32) d[6][2], $dir(reg32) d[6][3],
+            $dir(reg32) d[7][0], $dir(reg32) d[7][1], $dir(reg32) d[7][2], $dir(reg32) d[7][3],
+            $dir(reg32) d[8][0], $dir(reg32) d[8][1], $dir(reg32) d[8][2], $dir(reg32) d[8][3],
+            $dir(reg32) d[9][0], $dir(reg32) d[9][1], $dir(reg32) d[9][2], $dir(reg32) d[9][3],
+            $dir(reg32) d[10][0], $dir(reg32) d[10][1], $dir(reg32) d[10][2], $dir(reg32) d[10][3],
+            $dir(reg32) d[11][0], $dir(reg32) d[11][1], $dir(reg32) d[11][2], $dir(reg32) d[11][3],
+            $dir(reg32) d[12][0], $dir(reg32) d[12][1], $dir(reg32) d[12][2], $dir(reg32) d[12][3],
+            $dir(reg32) d[13][0], $dir(reg32) d[13][1], $dir(reg32) d[13][2], $dir(reg32) d[13][3],
+            $dir(reg32) d[14][0], $dir(reg32) d[14][1], $dir(reg32) d[14][2], $dir(reg32) d[14][3],
+            $dir(reg32) d[15][0], $dir(reg32) d[15][1], $dir(reg32) d[15][2], $dir(reg32) d[15][3],
             in(reg32) a[0][0][0][0], in(reg32) a[0][0][0][1], in(reg32) a[0][0][0][2], in(reg32) a[0][0][0][3],
             in(reg32) a[0][0][1][0], in(reg32) a[0][0][1][1], in(reg32) a[0][0][1][2], in(reg32) a[0][0][1][3],
             in(reg32) a[0][1][0][0], in(reg32) a[0][1][0][1], in(reg32) a[0][1][0][2], in(reg32) a[0][1][0][3],
@@ -319,53 +270,43 @@ pub fn wgmma_registers_pair(a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) -> [[f32; 
             in(reg32) a[1][0][1][0], in(reg32) a[1][0][1][1], in(reg32) a[1][0][1][2], in(reg32) a[1][0][1][3],
             in(reg32) a[1][1][0][0], in(reg32) a[1][1][0][1], in(reg32) a[1][1][0][2], in(reg32) a[1][1][0][3],
             in(reg32) a[1][1][1][0], in(reg32) a[1][1][1][1], in(reg32) a[1][1][1][2], in(reg32) a[1][1][1][3],
-            in(reg64) b, in(reg64) c, options(nostack, preserves_flags));
+            in(reg64) b, in(reg64) c, options(nostack, preserves_flags))
+        };
     }
+    // SAFETY: `b` and `c` lie in the shared window by the caller's contract; the rest is in registers.
+    unsafe {
+        match (HALF, ADD) {
+            (true, true) => product!("f16.f16", "p", inout),
+            (true, false) => product!("f16.f16", "q", out),
+            (false, true) => product!("bf16.bf16", "p", inout),
+            (false, false) => product!("bf16.bf16", "q", out),
+        }
+    }
+}
+
+/// `a . b^T` over all 64 columns of 128 rows of each of `b`, started.
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub fn wgmma_registers_pair<const HALF: bool>(a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) -> [[f32; 4]; 16] {
+    let mut d = [[0.0; 4]; 16];
+    registers_pair::<HALF, false>(&mut d, a, b);
     d
 }
 
-/// Waits for all but the last `PENDING` products of this warp; `d` are the sums of the last of those, `a` their
-/// operand.
+/// `d += a . b^T`, likewise.
 #[cfg(target_feature = "sm_90a")]
 #[inline(always)]
-pub fn wgmma_wait_registers<const PENDING: u32>(d: &mut [[f32; 4]; 16], a: &mut [[u32; 4]; 2]) {
-    // SAFETY: names what must not be touched before.
-    unsafe {
-        asm!("wgmma.wait_group.sync.aligned {72};",
-            "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} {16} {17} {18} {19}",
-            "{20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
-            "{32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47} {48} {49} {50}",
-            "{51} {52} {53} {54} {55} {56} {57} {58} {59} {60} {61} {62} {63}",
-            "{64} {65} {66} {67} {68} {69} {70} {71} */",
-            inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
-            inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
-            inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
-            inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
-            inout(reg32) d[4][0], inout(reg32) d[4][1], inout(reg32) d[4][2], inout(reg32) d[4][3],
-            inout(reg32) d[5][0], inout(reg32) d[5][1], inout(reg32) d[5][2], inout(reg32) d[5][3],
-            inout(reg32) d[6][0], inout(reg32) d[6][1], inout(reg32) d[6][2], inout(reg32) d[6][3],
-            inout(reg32) d[7][0], inout(reg32) d[7][1], inout(reg32) d[7][2], inout(reg32) d[7][3],
-            inout(reg32) d[8][0], inout(reg32) d[8][1], inout(reg32) d[8][2], inout(reg32) d[8][3],
-            inout(reg32) d[9][0], inout(reg32) d[9][1], inout(reg32) d[9][2], inout(reg32) d[9][3],
-            inout(reg32) d[10][0], inout(reg32) d[10][1], inout(reg32) d[10][2], inout(reg32) d[10][3],
-            inout(reg32) d[11][0], inout(reg32) d[11][1], inout(reg32) d[11][2], inout(reg32) d[11][3],
-            inout(reg32) d[12][0], inout(reg32) d[12][1], inout(reg32) d[12][2], inout(reg32) d[12][3],
-            inout(reg32) d[13][0], inout(reg32) d[13][1], inout(reg32) d[13][2], inout(reg32) d[13][3],
-            inout(reg32) d[14][0], inout(reg32) d[14][1], inout(reg32) d[14][2], inout(reg32) d[14][3],
-            inout(reg32) d[15][0], inout(reg32) d[15][1], inout(reg32) d[15][2], inout(reg32) d[15][3],
-            inout(reg32) a[0][0], inout(reg32) a[0][1], inout(reg32) a[0][2], inout(reg32) a[0][3],
-            inout(reg32) a[1][0], inout(reg32) a[1][1], inout(reg32) a[1][2], inout(reg32) a[1][3],
-            const PENDING, options(nostack, preserves_flags));
-    }
+pub fn wgmma_add_pair<const HALF: bool>(d: &mut [[f32; 4]; 16], a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) {
+    registers_pair::<HALF, true>(d, a, b);
 }
 
 /// Waits for all products of this warp; `d` are their sums, `a` their operands.
 #[cfg(target_feature = "sm_90a")]
 #[inline(always)]
-pub fn wgmma_wait_sums(d: &mut [[f32; 4]; 16], a: &mut [[[[u32; 4]; 2]; 2]; 2]) {
+pub fn wgmma_wait_sums<const PENDING: u32>(d: &mut [[f32; 4]; 16], a: &mut [[[[u32; 4]; 2]; 2]; 2]) {
     // SAFETY: names what must not be touched before.
     unsafe {
-        asm!("wgmma.wait_group.sync.aligned 0;",
+        asm!("wgmma.wait_group.sync.aligned {96};",
             "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} {16} {17} {18} {19}",
             "{20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
             "{32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47} {48} {49} {50}",
@@ -396,7 +337,7 @@ pub fn wgmma_wait_sums(d: &mut [[f32; 4]; 16], a: &mut [[[[u32; 4]; 2]; 2]; 2]) 
         inout(reg32) a[1][0][1][0], inout(reg32) a[1][0][1][1], inout(reg32) a[1][0][1][2], inout(reg32) a[1][0][1][3],
         inout(reg32) a[1][1][0][0], inout(reg32) a[1][1][0][1], inout(reg32) a[1][1][0][2], inout(reg32) a[1][1][0][3],
         inout(reg32) a[1][1][1][0], inout(reg32) a[1][1][1][1], inout(reg32) a[1][1][1][2], inout(reg32) a[1][1][1][3],
-            options(nostack, preserves_flags));
+            const PENDING, options(nostack, preserves_flags));
     }
 }
 
@@ -424,20 +365,16 @@ pub fn wgmma_wait_32(_d: &mut [[f32; 4]; 4]) {}
 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
-pub fn wgmma_registers(_a: &[[u32; 4]; 2], _b: u32) -> [[f32; 4]; 16] {
+pub fn wgmma_registers_pair<const HALF: bool>(_a: &[[[[u32; 4]; 2]; 2]; 2], _b: [u32; 2]) -> [[f32; 4]; 16] {
     super::ptx::trap("wgmma on a target without")
 }
 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
-pub fn wgmma_wait_registers<const PENDING: u32>(_d: &mut [[f32; 4]; 16], _a: &mut [[u32; 4]; 2]) {}
+pub fn wgmma_wait_sums<const PENDING: u32>(_d: &mut [[f32; 4]; 16], _a: &mut [[[[u32; 4]; 2]; 2]; 2]) {}
 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]
-pub fn wgmma_registers_pair(_a: &[[[[u32; 4]; 2]; 2]; 2], _b: [u32; 2]) -> [[f32; 4]; 16] {
+pub fn wgmma_add_pair<const HALF: bool>(_d: &mut [[f32; 4]; 16], _a: &[[[[u32; 4]; 2]; 2]; 2], _b: [u32; 2]) {
     super::ptx::trap("wgmma on a target without")
 }
-
-#[cfg(not(target_feature = "sm_90a"))]
-#[inline(always)]
-pub fn wgmma_wait_sums(_d: &mut [[f32; 4]; 16], _a: &mut [[[[u32; 4]; 2]; 2]; 2]) {}

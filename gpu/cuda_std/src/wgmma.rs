@@ -61,30 +61,23 @@ pub fn add_nn_32_half(d: [&mut Sums; 2], w: Shared<bf16>, column: usize, v: Shar
     arch::wgmma_nn_32_half(d, w.addr_of(column, PANEL - column), v.addr_of(0, PANEL));
 }
 
-/// Starts `a . b^T` over 32 columns of `b`, from `column` (0 or 32) of each of its two panels on: 128 columns of sums,
-/// their rows this warp's 16. `a` are the first operands of two [`crate::mma`] products of 16 columns, in registers.
-/// Until [`wait_registers`] neither the result nor `a` nor `b` may be touched.
+/// Starts `a . b^T` over all 64 columns of the two panels of each of `b`: 128 columns of sums, their rows this warp's
+/// 16. `a[i][j]` are the first operands, in registers, of two [`crate::mma`] products of 16 columns, those from `32 j`
+/// on of `b[i]`. Until [`wait_sums`] neither the result nor `a` nor `b` may be touched. With `HALF` all operands are f16.
 #[inline(always)]
-pub fn start_registers(a: &[[u32; 4]; 2], b: Shared<bf16>, column: usize) -> WideSums {
-    arch::wgmma_registers(a, b.addr_of(column, 2 * PANEL - column))
+pub fn start_pair<const HALF: bool>(a: &[[[[u32; 4]; 2]; 2]; 2], b: [Shared<u32>; 2]) -> WideSums {
+    arch::wgmma_registers_pair::<HALF>(a, b.map(|b| b.addr_of(0, PANEL)))
 }
 
-/// Waits until at most `PENDING` of the products started last are under way; `d` are the sums of those that are over,
-/// `a` their operand.
+/// As [`start_pair`], added to `d`, which may be under way itself.
 #[inline(always)]
-pub fn wait_registers<const PENDING: u32>(d: &mut WideSums, a: &mut [[u32; 4]; 2]) {
-    arch::wgmma_wait_registers::<PENDING>(d, a);
+pub fn add_pair<const HALF: bool>(d: &mut WideSums, a: &[[[[u32; 4]; 2]; 2]; 2], b: [Shared<u32>; 2]) {
+    arch::wgmma_add_pair::<HALF>(d, a, b.map(|b| b.addr_of(0, PANEL)));
 }
 
-/// As [`start_registers`], over all 64 columns of the panels of `b[0]`, then of `b[1]`. `a[i][j]` are the operands of
-/// the columns from `32 j` on of `b[i]`. [`wait_sums`] waits for it.
+/// Waits until at most `PENDING` of what was started last is under way; `d` are the sums, `a` the operands of what is
+/// over.
 #[inline(always)]
-pub fn start_pair(a: &[[[[u32; 4]; 2]; 2]; 2], b: [Shared<bf16>; 2]) -> WideSums {
-    arch::wgmma_registers_pair(a, b.map(|b| b.addr_of(0, 2 * PANEL)))
-}
-
-/// Waits for all that were started; `d` are their sums, `a` their operands.
-#[inline(always)]
-pub fn wait_sums(d: &mut WideSums, a: &mut [[[[u32; 4]; 2]; 2]; 2]) {
-    arch::wgmma_wait_sums(d, a);
+pub fn wait_sums<const PENDING: u32>(d: &mut WideSums, a: &mut [[[[u32; 4]; 2]; 2]; 2]) {
+    arch::wgmma_wait_sums::<PENDING>(d, a);
 }

@@ -108,6 +108,39 @@ pub struct StreamArgs {
     pub row_blocks: u32,
 }
 
+/// Rows of x brought into panels, see [`crate::kernels::panels`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct PanelArgs {
+    pub x: Global<bf16>,
+    /// `[batch, blocks of rows, pairs of chunks, words of two panels]`.
+    pub panels: GlobalMut<u32>,
+    /// Of f16 panels: what undoes each row's factor, `[batch, blocks of rows, rows of a block]`.
+    pub undo: GlobalMut<f32>,
+    pub rows: DenseRows,
+    pub k: u32,
+}
+
+/// As [`StreamArgs`], rows of x from panels. See [`crate::kernels::tiled_wgmma`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct PanelProductArgs {
+    pub weights: Global<u32>,
+    /// Those of [`PanelArgs`].
+    pub panels: Global<u32>,
+    pub undo: Global<f32>,
+    pub y: GlobalMut<f32>,
+    pub shape: StreamShape,
+    pub rows: DenseRows,
+    /// Entries of the batch.
+    pub batch: u32,
+    /// Blocks of rows of x.
+    pub row_blocks: u32,
+    /// Of scaled formats: a power of two that brings the scales into the range of f16, and what undoes it.
+    pub factor: f32,
+    pub undo_factor: f32,
+}
+
 /// `y[pair, :] = W[expert of pair] x[pair / pairs_per_row, :]`, rows of `x` and `y` packed.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -100,6 +100,12 @@ impl<S> W4a16<S> {
     pub fn codes(chunk: &Chunk, step: usize) -> [u32; 2] {
         [chunk.codes[step * 2], chunk.codes[step * 2 + 1]]
     }
+
+    /// The scales of a step: of rows `g` and `g + 8`.
+    #[inline(always)]
+    pub fn scales(chunk: &Chunk, step: usize) -> [f32; 2] {
+        [chunk.scales[step * 2], chunk.scales[step * 2 + 1]]
+    }
 }
 
 impl<S: Scale> Format for W4a16<S> {

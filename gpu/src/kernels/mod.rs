@@ -22,6 +22,7 @@ pub mod mla_merge;
 pub mod mla_tile;
 pub mod mla_wide;
 pub mod order;
+pub mod panels;
 pub mod query;
 pub mod repack_bf16;
 pub mod repack_w4a16;

@@ -7,7 +7,7 @@ use cuda_std::{Global, bf16};
 use super::{Case, Cases, Options, Run, refused, sets};
 use crate::device::{Device, Result};
 use crate::kernels::Acts;
-use crate::linear::{HostData, HostWeight, Product, Weight, linear};
+use crate::linear::{HostData, HostWeight, Many, Product, Weight, linear};
 use crate::selfcheck::Random;
 
 /// Heads of K2.6 on one GPU and on one of eight; its latent, and the values of a head that are no rotary ones.
@@ -67,6 +67,7 @@ fn case(device: &Device, heads: usize, (what, n, k): (&str, usize, usize), rows:
                 y_stride: heads * n,
                 y_batch: n,
                 accumulate: false,
+                many: Many::AsFew,
             };
             linear(device, &product)
         })

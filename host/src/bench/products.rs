@@ -9,8 +9,8 @@ use super::stored::{Numbers, Stored};
 use super::{Case, Cases, Options, Run, farthest, refused, sets};
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{ExpertWeights, GateUp, Grouped, Product, Upload, Variant, Weight};
-use crate::linear::{gate_up, grouped_linear, linear, linear_by, tile_of_experts};
+use crate::linear::{ExpertWeights, GateUp, Grouped, Many, Product, Tiles, Upload, Variant, Weight};
+use crate::linear::{gate_up, grouped_linear, linear, linear_by, panel_words, tile_of_experts};
 use crate::selfcheck::Random;
 
 /// Dense shapes of K2.6, rows x columns of the weight: o_proj, q_b_proj, q_a_proj, kv_a_proj_with_mqa, gate and up of
@@ -127,10 +127,13 @@ fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, n
         let host_x = random.bf16s(m * k);
         let x = Rc::new(Rows::upload(device, &host_x)?);
         let y = Rc::new(device.alloc::<f32>(m * n)?);
+        let fast = variant == Some(Variant::Tiled(Tiles::Warpgroups));
+        let panels = Rc::new(device.alloc::<u32>(if fast { panel_words(m, k, 1) } else { 0 })?);
         let run_of = |i: usize| -> Run {
-            let (weights, x, y) = (on_device.clone(), x.clone(), y.clone());
+            let (weights, x, y, panels) = (on_device.clone(), x.clone(), y.clone(), panels.clone());
             Box::new(move |device| {
-                let product = Product::plain(&weights[i], x.acts(), m, y.view_mut());
+                let many = if fast { Many::Fast(panels.view_mut()) } else { Many::AsFew };
+                let product = Product { many, ..Product::plain(&weights[i], x.acts(), m, y.view_mut()) };
                 variant.map_or_else(|| linear(device, &product), |variant| linear_by(device, &product, variant))
             })
         };

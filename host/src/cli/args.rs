@@ -432,7 +432,7 @@ pub struct States {
     /// Tokens as ids: `1,2,3`
     #[arg(long, value_name = "IDS", value_delimiter = ',', num_args = 1, required = true)]
     pub prompt_ids: Vec<i32>,
-    /// How many of them, at the end, go through the model one at a time, the others in chunks of 64
+    /// How many of them, at the end, go through the model one at a time, the others in chunks as of a prompt
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub single: usize,
     /// The safetensors file to write; it must not exist

@@ -10,7 +10,7 @@ use super::round::Round as DeviceRound;
 use super::{Draft, EngineError, EngineOptions, Outcome, Request, Result, Round, Stages, Step, StopReason};
 use crate::device::{Device, Graph};
 use crate::kernels;
-use crate::model::{CHUNK, MAX_ROWS, Model, Taps};
+use crate::model::{CHUNK, MAX_ROWS, Model, Pass, Taps, chunk_rows};
 use crate::weights::{Bundle, DRAFTER};
 
 /// A loaded model with its drafter, ready to decode one sequence at a time.
@@ -91,13 +91,16 @@ impl Engine {
         self.context
     }
 
-    /// Which kernel, tile and split every product takes, one line each.
+    /// Which kernel, tile and split every product takes, one line each: of a round, then of a full chunk of a prompt.
     pub fn explain(&self) -> Vec<String> {
-        self.model.explain(&self.device, self.round.budget + 1)
+        let mut lines = self.model.explain(&self.device, Pass::Verify, self.round.budget + 1);
+        let prefill = self.model.explain(&self.device, Pass::Prefill, CHUNK.min(self.context));
+        lines.extend(prefill.into_iter().map(|line| format!("prefill: {line}")));
+        lines
     }
 
     /// Decodes. `emit` gets each run of new tokens, and ends the output with `Break`; before each chunk of the prompt
-    /// it gets an empty run. The engine holds the state of one sequence, so it is taken whole.
+    /// and behind each layer of it, it gets an empty run. The engine holds the state of one sequence, so it is taken whole.
     pub fn generate(&mut self, request: &Request, emit: &mut dyn FnMut(Step) -> ControlFlow<()>) -> Result<Outcome> {
         self.check(request)?;
         let mut out = Output::new(request, emit);
@@ -163,12 +166,12 @@ impl Engine {
     }
 
     /// Fills the caches with the prompt and returns the first token with its gap; none if the caller ends it, who is
-    /// asked before each chunk.
+    /// asked before each chunk and behind each of its layers: on a CPU one takes seconds.
     fn prefill(&self, prompt: &[i32], out: &mut Output) -> Result<Option<(i32, f32)>> {
         let (device, round) = (&self.device, &self.round);
         let taps = self.drafter.taps();
         let mut committed = 0;
-        for chunk in prompt.chunks(CHUNK) {
+        for chunk in prompt.chunks(chunk_rows(prompt.len())) {
             if out.asked_to_stop() {
                 return Ok(None);
             }
@@ -177,7 +180,12 @@ impl Engine {
             let last = committed + chunk.len() == prompt.len();
             let first_logit = if last { chunk.len() - 1 } else { chunk.len() };
             let (state, logits) = (round.state.view_mut(), round.logits.view_mut());
-            self.model.forward(device, state, rows, taps, first_logit, logits)?;
+            let mut after =
+                |_| Ok(if out.asked_to_stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+            let pass = self.model.forward_watched(device, state, rows, taps, first_logit, logits, &mut after)?;
+            if pass.is_break() {
+                return Ok(None);
+            }
             if let Drafter::DFlash(drafter) = &self.drafter {
                 drafter.ingest(device, state.as_ref(), chunk.len(), false)?;
             }

@@ -12,7 +12,7 @@ use super::EngineOptions;
 use super::draft::MAX_CANDIDATES;
 use crate::device::{Buffer, Device, Result};
 use crate::kernels;
-use crate::model::{CHUNK, Rows};
+use crate::model::{CHUNK, Pass, Rows};
 
 /// Rows of the tree, its marginals, and what the target picked.
 pub(super) struct Round {
@@ -117,6 +117,7 @@ impl Round {
             depths: self.depths.view(),
             ancestors: self.ancestors.view(),
             rows: self.budget + 1,
+            pass: Pass::Verify,
         }
     }
 
@@ -135,6 +136,7 @@ impl Round {
             depths: self.chunk_depths.view(),
             ancestors: self.chunk_ancestors.view(),
             rows,
+            pass: Pass::Prefill,
         })
     }
 

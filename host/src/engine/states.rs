@@ -2,6 +2,8 @@
 //! chosen experts and logits, of a drafter its stages. The passes are those of decoding: chunks of a prompt, then
 //! single tokens.
 
+use std::ops::ControlFlow;
+
 use bytemuck::cast_slice;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -10,7 +12,7 @@ use super::round::Round;
 use super::{EngineError, EngineOptions, Result};
 use crate::device::Device;
 use crate::kernels::KvFormat;
-use crate::model::{CHUNK, Model};
+use crate::model::{CHUNK, Model, chunk_rows};
 use crate::weights::Bundle;
 
 /// Of every token, in order.
@@ -72,18 +74,18 @@ pub fn states(bundle: &Bundle, device: &Device, ids: &[i32], single: usize) -> R
     };
     let (chunked, rest) = ids.split_at(ids.len() - single.min(ids.len()));
     let mut committed = 0;
-    for chunk in chunked.chunks(CHUNK).chain(rest.chunks(1)) {
+    for chunk in chunked.chunks(chunk_rows(chunked.len())).chain(rest.chunks(1)) {
         round.set_state(committed, 0)?;
         let (rows, scratch) = (round.chunk(chunk)?, &model.scratch);
         let (hidden, experts) = (&mut states.hidden, &mut states.experts);
         let mut after = |layer: usize| {
             append(&scratch.x, chunk.len() * config.hidden_size, &mut hidden[layer])?;
-            match layer < dense {
-                true => Ok(()),
-                false => append(&scratch.expert_ids, chunk.len() * config.num_experts_per_tok, &mut experts[layer]),
+            if layer >= dense {
+                append(&scratch.expert_ids, chunk.len() * config.num_experts_per_tok, &mut experts[layer])?;
             }
+            Ok(ControlFlow::Continue(()))
         };
-        model.forward_watched(device, round.state.view_mut(), rows, None, 0, logits.view_mut(), &mut after)?;
+        let _ = model.forward_watched(device, round.state.view_mut(), rows, None, 0, logits.view_mut(), &mut after)?;
         append(&logits, chunk.len() * config.vocab_size, &mut states.logits)?;
         committed += chunk.len();
     }

@@ -5,9 +5,10 @@ use gpu::args::linear::{DenseRows, GemmArgs, GemmShape, StreamArgs, StreamShape}
 use gpu::kernels::gemm_f32::GEMM_F32;
 use gpu::kernels::stream::{LANE_K, TILE_N};
 
-use super::plan::{Plan, explain};
+use super::plan::Plan;
+use super::tiled::{self, Many, Tiles};
 use super::variant::Variant;
-use super::{Format, Weight, tiled};
+use super::{Format, Weight};
 use crate::device::{Device, Result};
 use crate::kernels::{Acts, contract};
 
@@ -33,13 +34,15 @@ pub struct Product<'a> {
     pub y_stride: usize,
     pub y_batch: usize,
     pub accumulate: bool,
+    /// What many rows may take.
+    pub many: Many,
 }
 
 impl<'a> Product<'a> {
     /// `y[rows, n] = W x[rows, k]`, rows one after the other.
     pub fn plain(weight: &'a Weight, x: Acts, rows: usize, y: GlobalMut<f32>) -> Self {
         let (x_stride, y_stride) = (weight.k(), weight.n());
-        Self { weight, x, rows, x_stride, x_batch: 0, y, y_stride, y_batch: 0, accumulate: false }
+        Self { weight, x, rows, x_stride, x_batch: 0, y, y_stride, y_batch: 0, accumulate: false, many: Many::AsFew }
     }
 }
 
@@ -74,7 +77,7 @@ impl Product<'_> {
         contract(name, fits, || format!("{}: more than a grid can hold", what()))
     }
 
-    fn dense_rows(&self, plan: &Plan) -> DenseRows {
+    pub(super) fn dense_rows(&self, plan: &Plan) -> DenseRows {
         DenseRows {
             x_stride: self.x_stride as u64,
             x_batch: self.x_batch as u64,
@@ -97,40 +100,46 @@ impl Product<'_> {
         device.launch(&GEMM_F32, plan.dims_f32(false), GemmArgs { weights, x, y: self.y, shape, rows })
     }
 
-    fn launch_streamed(&self, device: &Device, plan: Plan, entry: &'static Kernel<StreamArgs>) -> Result<()> {
-        let x = self.x.bf16;
-        self.check(entry.name(), &plan, x.len())?;
+    /// That sizes fit, and that lanes can read 16 bytes of x at once.
+    fn check_rows(&self, plan: &Plan) -> Result<()> {
+        let (name, x) = (plan.kernel, self.x.bf16);
+        self.check(name, plan, x.len())?;
         let strides = [(self.x_stride, self.rows), (self.x_batch, self.weight.batch())];
         let aligned = strides.iter().all(|&(stride, count)| count == 1 || stride.is_multiple_of(LANE_K));
-        contract(entry.name(), aligned && x.addr().is_multiple_of(WIDE), || {
+        contract(name, aligned && x.addr().is_multiple_of(WIDE), || {
             let (at, k, stride, batch) = (x.addr() % WIDE, LANE_K, self.x_stride, self.x_batch);
             let name = self.weight.name();
             format!(
                 "`{name}`: x begins {at} bytes past a multiple of {WIDE} with strides {stride} and {batch}; rows must \
                      begin at multiples of {k} elements"
             )
-        })?;
+        })
+    }
+
+    fn launch_streamed(&self, device: &Device, plan: Plan, entry: &'static Kernel<StreamArgs>) -> Result<()> {
+        self.check_rows(&plan)?;
         let args = StreamArgs {
             weights: self.weight.pool().words(),
-            x,
+            x: self.x.bf16,
             y: self.y,
             shape: StreamShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split as u32 },
             rows: self.dense_rows(&plan),
             batch: plan.batch as u32,
             row_blocks: plan.row_blocks() as u32,
         };
-        let dims = if matches!(plan.variant, Some(Variant::Tiled(_))) { tiled::dims(&plan) } else { plan.dims(device) };
+        let dims =
+            if matches!(plan.variant, Some(Variant::Tiled(_))) { tiled::dims_of(&plan) } else { plan.dims(device) };
         device.launch_overlapping(entry, dims, args)
     }
 }
 
 /// Queues a product.
 pub fn linear(device: &Device, p: &Product) -> Result<()> {
-    launch(device, p, explain(p.weight, p.rows))
+    launch(device, p, Plan::dense(device, p.weight, p.rows, matches!(p.many, Many::Fast(_))))
 }
 
 /// As [`linear`], by the kernel `variant` of the weight's format. An error where there is none, or where the device
-/// cannot run it.
+/// cannot run it. [`Tiles::Warpgroups`] want [`Many::Fast`].
 pub fn linear_by(device: &Device, p: &Product, variant: Variant) -> Result<()> {
     let (name, format) = (p.weight.name(), p.weight.format());
     match Plan::by(p.weight, p.rows, variant) {
@@ -143,6 +152,13 @@ pub fn linear_by(device: &Device, p: &Product, variant: Variant) -> Result<()> {
 fn launch(device: &Device, p: &Product, plan: Plan) -> Result<()> {
     if p.rows == 0 {
         return Ok(());
+    }
+    if plan.variant == Some(Variant::Tiled(Tiles::Warpgroups)) {
+        p.check_rows(&plan)?;
+        return match p.many {
+            Many::Fast(memory) => tiled::launch_warpgroups(device, p, &plan, memory),
+            Many::AsFew => contract(plan.kernel, false, || format!("`{}`: no memory for panels", p.weight.name())),
+        };
     }
     match plan.variant.and_then(|variant| variant.kernel_of(p.weight.pool().kind)) {
         None => p.launch_f32(device, plan),

@@ -15,7 +15,7 @@ use gpu::kernels::{gemm_bf16, gemm_w4a16};
 
 use super::grouped::ExpertPool;
 use super::pool::Kind;
-use super::tiled;
+use super::tiled::{self, Tiles};
 use super::variant::{Tiling, Variant};
 use super::{ExpertWeights, Format, HostWeight, ScaleType, Weight};
 use crate::device::{Device, Dims};
@@ -27,6 +27,9 @@ const K_PER_WARP: usize = 512;
 const GROUPED_BLOCKS: usize = 16;
 /// Shared memory that a multiprocessor keeps for itself of each block's, bytes.
 const RESERVED: u32 = 1024;
+
+/// Rows up to which weights are streamed where warpgroups may multiply more.
+const STREAMED_ROWS_FAST: usize = 96;
 
 /// How one product runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +154,15 @@ pub fn gate_up_kernel(expert: &HostWeight, tile: usize) -> Option<&'static str> 
 }
 
 impl Plan {
-    fn dense(weight: &Weight, rows: usize) -> Self {
+    /// `fast`: whether the rows may take [`Tiles::Warpgroups`].
+    pub(super) fn dense(device: &Device, weight: &Weight, rows: usize, fast: bool) -> Self {
+        let tiles = Tiles::Warpgroups;
+        let fast = fast && rows > STREAMED_ROWS_FAST && tiles.runs_on(device) && tiles.takes(weight);
+        let plan = if fast { Self::by(weight, rows, Variant::Tiled(tiles)) } else { None };
+        plan.unwrap_or_else(|| Self::as_few(weight, rows))
+    }
+
+    fn as_few(weight: &Weight, rows: usize) -> Self {
         let (kind, n, k) = (weight.pool().kind, weight.n(), weight.k());
         Variant::of(kind, n, rows)
             .and_then(|variant| Self::by(weight, rows, variant))
@@ -161,7 +172,7 @@ impl Plan {
     /// By a kernel of choice; none where the format has no such kernel.
     pub(super) fn by(weight: &Weight, rows: usize, variant: Variant) -> Option<Self> {
         let (kind, format, n, k) = (weight.pool().kind, weight.format(), weight.n(), weight.k());
-        let (kernel, words) = (variant.kernel_of(kind)?.name(), kind.tile_words()?);
+        let (kernel, words) = (variant.name_of(kind)?, kind.tile_words()?);
         let k_split = stream::k_split(k);
         let (plan, most) = match variant.tiling(kind)? {
             Tiling::Stream(stream) => {
@@ -353,13 +364,22 @@ impl fmt::Display for Plan {
             "{} {batch} x [{n}, {k}] x {rows} rows: {}, {tile} x {rows_per_block} a block, k in {CHUNK_K}s {by} \
              {k_split} {of}, {units} units, blocks of {block}, {} shared, {} weight bytes",
             self.format, self.kernel, self.shared, self.weight_bytes
-        )
+        )?;
+        match self.variant {
+            Some(Variant::Tiled(Tiles::Warpgroups)) => write!(f, ", after {}", tiled::panels_name(self.format)),
+            _ => Ok(()),
+        }
     }
 }
 
-/// How `linear` would run a product of `weight` with `rows` rows.
+/// How `linear` would run a product of `weight` with `rows` rows whose bits must be those of few.
 pub fn explain(weight: &Weight, rows: usize) -> Plan {
-    Plan::dense(weight, rows)
+    Plan::as_few(weight, rows)
+}
+
+/// How `linear` would run a product of `weight` with `rows` rows of a prompt.
+pub fn explain_fast(device: &Device, weight: &Weight, rows: usize) -> Plan {
+    Plan::dense(device, weight, rows, true)
 }
 
 /// How `grouped_linear` would run a product with `pairs` pairs in tiles of `tile`: one launch for each format present.

@@ -1,20 +1,32 @@
 //! Products of many rows: by which instructions, how they are divided, and their launch.
 
-use cuda_std::Kernel;
+use cuda_std::{GlobalMut, Kernel};
 use gpu::SHARED_LIMIT_LARGE;
-use gpu::args::linear::StreamArgs;
+use gpu::args::linear::{PanelProductArgs, StreamArgs, StreamShape};
 pub use gpu::kernels::tiled::THREADS;
 use gpu::kernels::{tiled as warps, tiled_wgmma as warpgroups};
 
+use super::panels::{self, Panels, x_panels};
 use super::pool::Kind;
-use super::{Plan, ScaleType};
-use crate::device::{Device, Dims};
+use super::{Format, Plan, Product, ScaleType, Weight};
+use crate::device::{Device, Dims, Result};
+use crate::kernels::contract;
 
 /// The kernels with `wgmma`.
 const WARPGROUP_PTX: &str = "sm_90";
 
-/// Whose tensor-core products multiply many rows. `linear` takes [`Self::Warps`]: a row's bits then do not depend on
-/// how many there are, so a large tree keeps the tokens of plain decoding.
+/// What a product of many rows is for.
+#[derive(Clone, Copy)]
+pub enum Many {
+    /// Rows whose bits must be those that few rows have: of a tree, which then keeps the tokens of plain decoding.
+    /// They take [`Tiles::Warps`].
+    AsFew,
+    /// Rows of a prompt: where the device and the weight allow it they take [`Tiles::Warpgroups`], more than twice as
+    /// fast. The memory is for x in the order of that kernel, [`super::panel_words`] of it.
+    Fast(GlobalMut<u32>),
+}
+
+/// Whose tensor-core products multiply many rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tiles {
     /// Those of warps, which every GPU has; the bits are those of few rows.
@@ -37,15 +49,19 @@ impl Tiles {
         }
     }
 
-    pub(super) fn entry(self, kind: Kind) -> Option<&'static Kernel<StreamArgs>> {
-        match (kind, self) {
-            (Kind::F32, _) => None,
-            (Kind::Bf16, Self::Warps) => Some(&warps::GEMM_BF16_TILED),
-            (Kind::Bf16, Self::Warpgroups) => Some(&warpgroups::GEMM_BF16_WGMMA),
-            (Kind::W4a16(ScaleType::Bf16), Self::Warps) => Some(&warps::GEMM_W4A16_TILED),
-            (Kind::W4a16(ScaleType::Bf16), Self::Warpgroups) => Some(&warpgroups::GEMM_W4A16_WGMMA),
-            (Kind::W4a16(ScaleType::F32), Self::Warps) => Some(&warps::GEMM_W4A16_S32_TILED),
-            (Kind::W4a16(ScaleType::F32), Self::Warpgroups) => Some(&warpgroups::GEMM_W4A16_S32_WGMMA),
+    /// Whether a weight can be multiplied so, exactly.
+    pub fn takes(self, weight: &Weight) -> bool {
+        match (self, weight.pool().kind) {
+            (_, Kind::F32) | (Self::Warpgroups, Kind::W4a16(ScaleType::F32)) => false,
+            (Self::Warpgroups, Kind::W4a16(ScaleType::Bf16)) => weight.half_factor().is_some(),
+            (Self::Warps, _) | (Self::Warpgroups, Kind::Bf16) => true,
+        }
+    }
+
+    pub(super) fn name(self, kind: Kind) -> Option<&'static str> {
+        match self {
+            Self::Warps => warps_entry(kind).map(Kernel::name),
+            Self::Warpgroups => warpgroups_entry(kind).map(Kernel::name),
         }
     }
 
@@ -71,6 +87,63 @@ impl Tiles {
 }
 
 /// One block a unit.
-pub(super) fn dims(plan: &Plan) -> Dims {
+pub(super) fn dims_of(plan: &Plan) -> Dims {
     Dims { grid: [plan.units as u32, 1, 1], block: [plan.block, 1, 1], shared: plan.shared }
+}
+
+pub(super) fn warps_entry(kind: Kind) -> Option<&'static Kernel<StreamArgs>> {
+    match kind {
+        Kind::F32 => None,
+        Kind::Bf16 => Some(&warps::GEMM_BF16_TILED),
+        Kind::W4a16(ScaleType::Bf16) => Some(&warps::GEMM_W4A16_TILED),
+        Kind::W4a16(ScaleType::F32) => Some(&warps::GEMM_W4A16_S32_TILED),
+    }
+}
+
+fn warpgroups_entry(kind: Kind) -> Option<&'static Kernel<PanelProductArgs>> {
+    match kind {
+        Kind::Bf16 => Some(&warpgroups::GEMM_BF16_WGMMA),
+        Kind::W4a16(ScaleType::Bf16) => Some(&warpgroups::GEMM_W4A16_WGMMA),
+        Kind::F32 | Kind::W4a16(ScaleType::F32) => None,
+    }
+}
+
+/// What stands before a product by warpgroups.
+pub(super) fn panels_name(format: Format) -> &'static str {
+    panels::entry(format != Format::Bf16).name()
+}
+
+/// Queues a product by warpgroups: x into panels, then the product.
+pub(super) fn launch_warpgroups(device: &Device, p: &Product, plan: &Plan, memory: GlobalMut<u32>) -> Result<()> {
+    let kind = p.weight.pool().kind;
+    let name = plan.kernel;
+    let entry = warpgroups_entry(kind).filter(|_| Tiles::Warpgroups.takes(p.weight));
+    let Some(entry) = entry else {
+        return contract(name, false, || format!("`{}`: not exact in f16", p.weight.name()));
+    };
+    let of = Panels {
+        x: p.x.bf16,
+        rows: p.rows,
+        k: plan.k,
+        batch: plan.batch,
+        x_stride: p.x_stride,
+        x_batch: p.x_batch,
+        half: kind != Kind::Bf16,
+        memory,
+    };
+    let (panels, undo) = x_panels(device, &of)?;
+    let factor = p.weight.half_factor().unwrap_or(1.0);
+    let args = PanelProductArgs {
+        weights: p.weight.pool().words(),
+        panels,
+        undo,
+        y: p.y,
+        shape: StreamShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split as u32 },
+        rows: p.dense_rows(plan),
+        batch: plan.batch as u32,
+        row_blocks: plan.row_blocks() as u32,
+        factor,
+        undo_factor: 1.0 / factor,
+    };
+    device.launch_overlapping(entry, dims_of(plan), args)
 }

@@ -12,7 +12,7 @@ use gpu::kernels::stream::{self, TILE_M, TILE_N};
 use gpu::kernels::wide::Wide;
 
 use super::pool::Kind;
-use super::tiled::Tiles;
+use super::tiled::{self, Tiles};
 use super::{HostWeight, ScaleType};
 use crate::device::Device;
 
@@ -104,10 +104,11 @@ impl Variant {
         })
     }
 
-    /// The kernel of a format; none where it has no such one.
+    /// The kernel of a format that reads rows of x as they lie; none where it has no such one.
     pub(super) fn kernel_of(self, kind: Kind) -> Option<&'static Kernel<StreamArgs>> {
         let [of_bf16, of_w4, of_w4_s32] = match self {
-            Self::Tiled(tiles) => return tiles.entry(kind),
+            Self::Tiled(Tiles::Warps) => return tiled::warps_entry(kind),
+            Self::Tiled(Tiles::Warpgroups) => return None,
             Self::M8 => [Some(&bf16::GEMM_BF16_M8), Some(&w4::GEMM_W4A16_M8), Some(&w4::GEMM_W4A16_S32_M8)],
             Self::M8Few => {
                 [Some(&bf16::GEMM_BF16_M8_FEW), Some(&w4::GEMM_W4A16_M8_FEW), Some(&w4::GEMM_W4A16_S32_M8_FEW)]
@@ -134,12 +135,20 @@ impl Variant {
         }
     }
 
-    /// The name of that kernel for such a weight.
-    pub fn kernel(self, weight: &HostWeight) -> Option<&'static str> {
-        self.kernel_of(Kind::of(&weight.data)).map(Kernel::name)
+    /// The name of the kernel of a format.
+    pub(super) fn name_of(self, kind: Kind) -> Option<&'static str> {
+        match self {
+            Self::Tiled(tiles) => tiles.name(kind),
+            _ => self.kernel_of(kind).map(Kernel::name),
+        }
     }
 
-    /// How that kernel divides its work.
+    /// The name of the kernel for such a weight.
+    pub fn kernel(self, weight: &HostWeight) -> Option<&'static str> {
+        self.name_of(Kind::of(&weight.data))
+    }
+
+    /// How the kernel divides its work.
     pub(super) fn tiling(self, kind: Kind) -> Option<Tiling> {
         let [of_bf16, of_w4] = match self {
             Self::Tiled(tiles) => return Some(Tiling::Tiled(tiles)),
@@ -232,8 +241,8 @@ mod tests {
     #[test]
     fn names_are_kernels_ends() {
         for (kind, variant) in Kind::ALL.into_iter().flat_map(|kind| Variant::ALL.map(|variant| (kind, variant))) {
-            if let Some(kernel) = variant.kernel_of(kind) {
-                assert!(kernel.name().ends_with(&format!("_{variant}")), "{} of {variant}", kernel.name());
+            if let Some(name) = variant.name_of(kind) {
+                assert!(name.ends_with(&format!("_{variant}")), "{name} of {variant}");
             }
             assert_eq!(variant.to_string().parse(), Ok(variant));
         }

@@ -16,7 +16,7 @@ use super::layer::Layer;
 use super::{Model, Rows};
 use crate::device::{Device, Result};
 use crate::kernels;
-use crate::linear::{Product, linear};
+use crate::linear::{Many, Product, linear};
 
 impl Model {
     pub(super) fn attention(
@@ -34,7 +34,7 @@ impl Model {
         let rope = self.rope.tables();
 
         s.a.norm(device, s.x.view(), &layer.input_layernorm, rows, c.hidden_size, c.rms_norm_eps)?;
-        linear(device, &Product::plain(&w.kv_a_proj, s.a.acts(), rows, s.kv.view_mut()))?;
+        linear(device, &self.product(batch, &w.kv_a_proj, s.a.acts(), s.kv.view_mut()))?;
         kernels::kv_append(
             device,
             kernels::KvAppend {
@@ -49,9 +49,9 @@ impl Model {
             },
         )?;
 
-        linear(device, &Product::plain(&w.q_a_proj, s.a.acts(), rows, s.q_a.view_mut()))?;
+        linear(device, &self.product(batch, &w.q_a_proj, s.a.acts(), s.q_a.view_mut()))?;
         s.a.norm(device, s.q_a.view(), &w.q_a_layernorm, rows, c.q_lora_rank, self.lora_norm_eps)?;
-        linear(device, &Product::plain(&w.q_b_proj, s.a.acts(), rows, s.q.f32.view_mut()))?;
+        linear(device, &self.product(batch, &w.q_b_proj, s.a.acts(), s.q.f32.view_mut()))?;
         s.q.round(device, rows * heads * query)?;
         let mut nope_part = s.q.acts();
         if w.key_up_rounds {
@@ -70,6 +70,7 @@ impl Model {
                 y_stride: heads * latent,
                 y_batch: latent,
                 accumulate: false,
+                many: Many::AsFew,
             },
         )?;
         kernels::query(
@@ -114,10 +115,12 @@ impl Model {
                 y_stride: heads * value,
                 y_batch: value,
                 accumulate: false,
+                many: Many::AsFew,
             },
         )?;
         s.heads.round(device, rows * heads * value)?;
-        linear(device, &Product { accumulate: true, ..Product::plain(&w.o_proj, s.heads.acts(), rows, s.x.view_mut()) })
+        let o = self.product(batch, &w.o_proj, s.heads.acts(), s.x.view_mut());
+        linear(device, &Product { accumulate: true, ..o })
     }
 
     /// Cache rows of layer `index`.

@@ -10,45 +10,43 @@
 
 use cuda_std::{Global, GlobalMut};
 
-use super::Model;
 use super::layer::{Experts, Ffn, Layer, Mlp};
+use super::{Model, Rows};
 use crate::device::{Device, Result};
 use crate::kernels::{self, Acts};
 use crate::linear::{GateUp, Grouped, Product, gate_up, grouped_linear, linear, tile_of_experts};
 
 impl Model {
-    pub(super) fn ffn(&self, device: &Device, state: GlobalMut<u32>, rows: usize, layer: &Layer) -> Result<()> {
-        let (s, c) = (&self.scratch, &self.config);
+    pub(super) fn ffn(&self, device: &Device, state: GlobalMut<u32>, batch: Rows, layer: &Layer) -> Result<()> {
+        let (s, c, rows) = (&self.scratch, &self.config, batch.rows);
         s.a.norm(device, s.x.view(), &layer.post_attention_layernorm, rows, c.hidden_size, c.rms_norm_eps)?;
         match &layer.ffn {
             Ffn::Dense(mlp) => {
-                let down = self.gate_up(device, mlp, rows)?;
-                linear(
-                    device,
-                    &Product { accumulate: true, ..Product::plain(&mlp.down_proj, down, rows, s.x.view_mut()) },
-                )
+                let act = self.gate_up(device, mlp, batch)?;
+                let down = self.product(batch, &mlp.down_proj, act, s.x.view_mut());
+                linear(device, &Product { accumulate: true, ..down })
             }
-            Ffn::Experts(experts) => self.experts(device, state, rows, experts),
+            Ffn::Experts(experts) => self.experts(device, state, batch, experts),
         }
     }
 
     /// `silu(gate a) * (up a)` of the scratch activations `a`.
-    fn gate_up(&self, device: &Device, mlp: &Mlp, rows: usize) -> Result<Acts> {
+    fn gate_up(&self, device: &Device, mlp: &Mlp, batch: Rows) -> Result<Acts> {
         let s = &self.scratch;
-        linear(device, &Product::plain(&mlp.gate_proj, s.a.acts(), rows, s.gate.view_mut()))?;
-        linear(device, &Product::plain(&mlp.up_proj, s.a.acts(), rows, s.up.view_mut()))?;
-        s.act.swiglu(device, &s.gate, &s.up, rows, mlp.gate_proj.n())?;
+        linear(device, &self.product(batch, &mlp.gate_proj, s.a.acts(), s.gate.view_mut()))?;
+        linear(device, &self.product(batch, &mlp.up_proj, s.a.acts(), s.up.view_mut()))?;
+        s.act.swiglu(device, &s.gate, &s.up, batch.rows, mlp.gate_proj.n())?;
         Ok(s.act.acts())
     }
 
-    fn experts(&self, device: &Device, state: GlobalMut<u32>, rows: usize, w: &Experts) -> Result<()> {
-        let (s, c) = (&self.scratch, &self.config);
+    fn experts(&self, device: &Device, state: GlobalMut<u32>, batch: Rows, w: &Experts) -> Result<()> {
+        let (s, c, rows) = (&self.scratch, &self.config, batch.rows);
         let (experts, top_k) = (c.n_routed_experts, c.num_experts_per_tok);
         let pairs = rows * top_k;
         // The router's input is rounded in every bundle, whatever the format of its weight.
         kernels::widen_bf16(device, s.a.bf16.view(), s.rounded.view_mut(), rows * c.hidden_size)?;
         let input = Acts { f32: s.rounded.view(), bf16: s.a.bf16.view() };
-        linear(device, &Product::plain(&w.gate, input, rows, s.router.view_mut()))?;
+        linear(device, &self.product(batch, &w.gate, input, s.router.view_mut()))?;
         kernels::route(
             device,
             kernels::Route {
@@ -100,8 +98,8 @@ impl Model {
         let shared = match &w.shared_experts {
             None => Global::EMPTY,
             Some(mlp) => {
-                let down = self.gate_up(device, mlp, rows)?;
-                linear(device, &Product::plain(&mlp.down_proj, down, rows, s.shared.view_mut()))?;
+                let act = self.gate_up(device, mlp, batch)?;
+                linear(device, &self.product(batch, &mlp.down_proj, act, s.shared.view_mut()))?;
                 s.shared.view()
             }
         };

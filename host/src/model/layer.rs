@@ -1,9 +1,11 @@
 //! The weights of a layer.
 
-use super::Model;
+use super::{Model, Pass};
 use crate::device::{Buffer, Device};
 use crate::kernels::mla_plan;
-use crate::linear::{ExpertWeights, Plan, Weight, explain, explain_gate_up, explain_grouped, tile_of_experts};
+use crate::linear::{
+    ExpertWeights, Plan, Weight, explain, explain_fast, explain_gate_up, explain_grouped, tile_of_experts,
+};
 
 /// One decoder layer.
 pub(super) struct Layer {
@@ -53,13 +55,19 @@ pub(super) struct Experts {
 
 impl Model {
     /// Which kernel, tile and split each product of a pass over `rows` rows takes, and attention, one line each.
-    pub fn explain(&self, device: &Device, rows: usize) -> Vec<String> {
+    pub fn explain(&self, device: &Device, pass: Pass, rows: usize) -> Vec<String> {
         let mut lines = Vec::new();
-        let dense = |w: &Weight| format!("{}: {}", w.name(), explain(w, rows));
+        let as_few = |w: &Weight| format!("{}: {}", w.name(), explain(w, rows));
+        let dense = |w: &Weight| match pass {
+            Pass::Prefill => format!("{}: {}", w.name(), explain_fast(device, w, rows)),
+            Pass::Verify => as_few(w),
+        };
         let mlp = |m: &Mlp| [&m.gate_proj, &m.up_proj, &m.down_proj].map(dense);
         for layer in &self.layers {
             let a = &layer.attention;
-            lines.extend([&a.kv_a_proj, &a.q_a_proj, &a.q_b_proj, &a.key_up, &a.value_up, &a.o_proj].map(dense));
+            lines.extend([&a.kv_a_proj, &a.q_a_proj, &a.q_b_proj].map(dense));
+            lines.extend([&a.key_up, &a.value_up].map(as_few));
+            lines.push(dense(&a.o_proj));
             match &layer.ffn {
                 Ffn::Dense(m) => lines.extend(mlp(m)),
                 Ffn::Experts(e) => {
@@ -82,7 +90,11 @@ impl Model {
                 }
             }
         }
-        lines.push(dense(&self.lm_head));
+        // Of a prompt the last row alone has logits.
+        match pass {
+            Pass::Prefill => lines.push(format!("{}: {}", self.lm_head.name(), explain(&self.lm_head, 1))),
+            Pass::Verify => lines.push(as_few(&self.lm_head)),
+        }
         let plan = mla_plan(device, self.slots, rows, self.config.num_attention_heads);
         let (kernel, parts) = (plan.block.kernel(self.kv).name(), plan.parts);
         lines.push(format!("attention over a cache in {}: {kernel}, context in up to {parts} parts", self.kv));

@@ -54,7 +54,7 @@ impl Model {
 
     fn load_in_order(device: &Device, bundle: &Bundle, context: usize, rows: usize, kv: KvFormat) -> Result<Self> {
         let config = bundle.config().clone();
-        let rows = pass_rows(rows);
+        let rows = pass_rows(rows, context);
         let slots = context + rows;
         let head = config.qk_nope_head_dim + config.qk_rope_head_dim;
         let scaling = config.rope_scaling.as_ref();

@@ -13,11 +13,13 @@ mod load;
 pub mod rope;
 mod scratch;
 
+use std::ops::ControlFlow;
+
 use cuda_std::{Global, GlobalMut, bf16};
 
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts, KvFormat};
-use crate::linear::{Product, Weight, linear};
+use crate::linear::{Many, Product, Weight, linear};
 use crate::weights::ModelConfig;
 use layer::Layer;
 pub use load::ModelError;
@@ -30,12 +32,31 @@ pub const MAX_ROWS: usize = {
     if tree < attention { tree } else { attention }
 };
 
-/// Rows of a prefill chunk.
-pub const CHUNK: usize = 64;
+/// Rows of a prefill chunk at most: enough that K2.6's 384 experts have about ten rows each, whose weights are then read
+/// once or twice for all of them, and that tensor cores are what limits the other products. More would cost scratch
+/// memory, a megabyte a row.
+pub const CHUNK: usize = 512;
+const _: () = assert!(CHUNK <= MAX_ROWS);
 
-/// Rows that the buffers of a pass are made for, where a tree has up to `tree` rows.
-pub const fn pass_rows(tree: usize) -> usize {
-    if tree > CHUNK { tree } else { CHUNK }
+/// Rows that the buffers of a pass are made for, where a tree has up to `tree` rows and a prompt up to `context`.
+pub fn pass_rows(tree: usize, context: usize) -> usize {
+    tree.max(CHUNK.min(context))
+}
+
+/// Rows of each chunk of a prompt but the last, which is shorter by less than there are chunks: chunks of equal size, as
+/// a short one takes nearly as long as a full one. So all chunks of a prompt of more than [`CHUNK`] rows have half as
+/// many or more, and the same kernels.
+pub fn chunk_rows(prompt: usize) -> usize {
+    prompt.div_ceil(prompt.div_ceil(CHUNK).max(1)).max(1)
+}
+
+/// What a pass is for, which decides by what kernels many rows are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// A chunk of a prompt: the fastest that the device has.
+    Prefill,
+    /// A tree, of any size: bits of a row are those that it has alone.
+    Verify,
 }
 
 /// The rows of one forward pass: a tree, or a chain (a prefill chunk). All of it lies on the device.
@@ -48,6 +69,7 @@ pub struct Rows {
     /// Bit `i` of row `r`: row `r` sees row `i`. `[rows, words]`.
     pub ancestors: Global<u32>,
     pub rows: usize,
+    pub pass: Pass,
 }
 
 /// Hidden states that a drafter wants: after each layer of `layers`, side by side.
@@ -122,10 +144,12 @@ impl Model {
         first_logit: usize,
         logits: GlobalMut<f32>,
     ) -> Result<()> {
-        self.forward_watched(device, state, rows, taps, first_logit, logits, &mut |_| Ok(()))
+        let mut on = |_| Ok(ControlFlow::Continue(()));
+        self.forward_watched(device, state, rows, taps, first_logit, logits, &mut on).map(|_| ())
     }
 
-    /// [`Self::forward`], which calls `after` with the index of each layer when its launches are queued.
+    /// [`Self::forward`], which calls `after` with the index of each layer when its launches are queued, and ends there
+    /// if it says so.
     pub(crate) fn forward_watched(
         &self,
         device: &Device,
@@ -134,8 +158,8 @@ impl Model {
         taps: Option<&Taps>,
         first_logit: usize,
         logits: GlobalMut<f32>,
-        after: &mut dyn FnMut(usize) -> Result<()>,
-    ) -> Result<()> {
+        after: &mut dyn FnMut(usize) -> Result<ControlFlow<()>>,
+    ) -> Result<ControlFlow<()>> {
         let (s, c) = (&self.scratch, &self.config);
         let hidden = c.hidden_size;
         kernels::embed(
@@ -152,7 +176,7 @@ impl Model {
         )?;
         for (index, layer) in self.layers.iter().enumerate() {
             self.attention(device, state.as_ref(), rows, index, layer)?;
-            self.ffn(device, state, rows.rows, layer)?;
+            self.ffn(device, state, rows, layer)?;
             if let Some(taps) = taps {
                 for slot in (0..taps.layers.len()).filter(|&slot| taps.layers[slot] == index) {
                     let tap = kernels::Tap {
@@ -166,15 +190,28 @@ impl Model {
                     kernels::tap(device, tap)?;
                 }
             }
-            after(index)?;
+            if after(index)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
         }
         let wanted = rows.rows - first_logit;
         if wanted == 0 {
-            return Ok(());
+            return Ok(ControlFlow::Continue(()));
         }
+        // Logits have the same bits in every pass.
         let x = s.x.view().part(first_logit * hidden, wanted * hidden);
         s.a.norm(device, x, &self.norm, wanted, hidden, c.rms_norm_eps)?;
-        linear(device, &Product::plain(&self.lm_head, s.a.acts(), wanted, logits))
+        linear(device, &Product::plain(&self.lm_head, s.a.acts(), wanted, logits))?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// `y = W x` of the rows of a pass, one after the other.
+    fn product<'a>(&self, batch: Rows, weight: &'a Weight, x: Acts, y: GlobalMut<f32>) -> Product<'a> {
+        let many = match batch.pass {
+            Pass::Prefill => Many::Fast(self.scratch.panels.view_mut()),
+            Pass::Verify => Many::AsFew,
+        };
+        Product { many, ..Product::plain(weight, x, batch.rows, y) }
     }
 
     /// NaN in the cache's rows from slot `from` on, in all layers: all bits set, in each format.
@@ -246,5 +283,20 @@ impl ActsBuffer {
 
     pub fn acts(&self) -> Acts {
         Acts { f32: self.f32.view(), bf16: self.bf16.view() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_of_a_prompt() {
+        for prompt in (1..3000).chain([100_000]) {
+            let rows = chunk_rows(prompt);
+            let (chunks, last) = (prompt.div_ceil(rows), prompt - (prompt - 1) / rows * rows);
+            assert!(rows <= CHUNK && chunks == prompt.div_ceil(CHUNK), "{prompt} rows: {chunks} of {rows}");
+            assert!(rows - last < chunks && (chunks == 1 || 2 * last >= CHUNK), "{prompt} rows: {rows}, then {last}");
+        }
     }
 }

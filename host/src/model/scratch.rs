@@ -5,10 +5,13 @@ use cuda_std::bf16;
 use super::ActsBuffer;
 use crate::device::{Buffer, Device, Result};
 use crate::kernels;
+use crate::linear::panel_words;
 use crate::weights::ModelConfig;
 
 /// Sized for the rows of a pass in the widest use of each buffer.
 pub struct Scratch {
+    /// What products of many rows of a prompt bring x into.
+    pub panels: Buffer<u32>,
     /// Residual stream, `[rows, hidden]`.
     pub x: Buffer<f32>,
     /// A norm's output, `[rows, hidden]` or `[rows, q_lora]`.
@@ -51,6 +54,13 @@ fn inner(c: &ModelConfig, rows: usize) -> usize {
         .max(rows * c.moe_intermediate_size * c.n_shared_experts)
 }
 
+/// Words for the panels of the widest rows that a product of a prompt has.
+fn panels(c: &ModelConfig, rows: usize) -> usize {
+    let shared = c.moe_intermediate_size * c.n_shared_experts;
+    let widest = [c.hidden_size, c.q_lora_rank, c.num_attention_heads * c.v_head_dim, c.intermediate_size, shared];
+    panel_words(rows, widest.into_iter().max().unwrap_or(0), 1)
+}
+
 /// Values of attention's workspace.
 fn workspace(c: &ModelConfig, slots: usize, rows: usize) -> usize {
     // Fewer rows may be split into more parts.
@@ -69,7 +79,8 @@ pub fn scratch_bytes(c: &ModelConfig, slots: usize, rows: usize) -> usize {
         + heads * key * size_of::<bf16>()
         + heads * c.v_head_dim * ACTS
         + workspace(c, slots, rows) * WORD
-        + rows * (key + c.q_lora_rank) * WORD;
+        + rows * (key + c.q_lora_rank) * WORD
+        + panels(c, rows) * WORD;
     let experts = rows * c.n_routed_experts * WORD + (6 * pairs + 1) * WORD + pairs * c.hidden_size * WORD;
     let stream = 3 * hidden * WORD + rows * c.hidden_size.max(c.q_lora_rank) * ACTS;
     attention + experts + stream + inner(c, rows) * (2 * WORD + ACTS)
@@ -80,6 +91,7 @@ impl Scratch {
         let (heads, pairs) = (c.num_attention_heads, rows * c.num_experts_per_tok);
         let (inner, workspace) = (inner(c, rows), workspace(c, slots, rows));
         Ok(Self {
+            panels: device.alloc(panels(c, rows))?,
             x: device.alloc(rows * c.hidden_size)?,
             a: ActsBuffer::new(device, rows * c.hidden_size.max(c.q_lora_rank))?,
             rounded: device.alloc(rows * c.hidden_size)?,
@@ -132,7 +144,7 @@ mod tests {
                 &s.routed,
                 &s.shared,
             ];
-            let words = [&s.expert_ids, &s.order, &s.tiles].map(Buffer::bytes);
+            let words = [&s.panels, &s.expert_ids, &s.order, &s.tiles].map(Buffer::bytes);
             let sum = acts.iter().sum::<usize>() + floats.iter().map(|b| b.bytes()).sum::<usize>();
             let sum = sum + words.iter().sum::<usize>() + s.q_abs.bytes();
             assert_eq!(scratch_bytes(bundle.config(), slots, rows), sum, "{slots} slots, {rows} rows");

@@ -143,7 +143,7 @@ impl Plan {
         let parameters = sum(|p| p.parameters, false);
         let routed = parts.get(&Role::RoutedExperts).map_or(0, |p| p.parameters);
         let (top, experts) = (c.num_experts_per_tok as u64, c.n_routed_experts as u64);
-        let slots = request.context + pass_rows(request.budget + 1);
+        let slots = request.context + pass_rows(request.budget + 1, request.context);
         let kv = request.kv;
         let cache_bytes_a_token = (c.num_hidden_layers * kv.row_bytes()) as u64;
         let drafter_slots = drafter.map_or(0, |d| (slots + d.block_size) as u64);
@@ -163,7 +163,7 @@ impl Plan {
             cache_bytes_a_token,
             cache_bytes: cache_bytes_a_token * slots as u64,
             drafter_cache_bytes: drafter_row * drafter_slots,
-            scratch_bytes: scratch(c, drafter, request.budget, slots),
+            scratch_bytes: scratch(c, drafter, request, slots),
             reserve_bytes: RESERVE,
             budget: request.budget,
             token: floor(c, None, &parts, 1, request),
@@ -226,9 +226,9 @@ fn drafter_row(d: &DrafterConfig) -> u64 {
 }
 
 /// Buffers of the target's pass, of a round and of the drafter.
-fn scratch(c: &ModelConfig, drafter: Option<&DrafterConfig>, budget: usize, slots: usize) -> u64 {
+fn scratch(c: &ModelConfig, drafter: Option<&DrafterConfig>, request: &Request, slots: usize) -> u64 {
     let tables = |dim: usize| (slots * dim) as u64 * F32;
-    let rows = pass_rows(budget + 1);
+    let rows = pass_rows(request.budget + 1, request.context);
     let target = scratch_bytes(c, slots, rows) as u64 + tables(c.qk_rope_head_dim);
     let own = drafter.map_or(0, |d| {
         let taps = d.dflash_config.target_layer_ids.len() * d.hidden_size;
@@ -238,7 +238,7 @@ fn scratch(c: &ModelConfig, drafter: Option<&DrafterConfig>, budget: usize, slot
         (rows * (taps * 5 / 2 + 3 * d.hidden_size) + block) as u64 * F32 + tables(d.head_dim)
     });
     let depth = drafter.map_or(1, DrafterConfig::depth);
-    target + own + round_bytes(c.vocab_size, budget, depth) as u64
+    target + own + round_bytes(c.vocab_size, request.budget, depth) as u64
 }
 
 fn floor(

@@ -1,6 +1,7 @@
 //! Twins of the matrix products: the values of a stored weight, then plain sums.
 
 use cuda_std::bf16;
+use half::f16;
 
 /// Little-endian f32, at any address.
 pub fn f32_values(bytes: &[u8]) -> Vec<f64> {
@@ -56,4 +57,33 @@ pub fn grouped(x: &[f32], pairs_per_row: usize, experts: &[usize], w: &[Vec<f64>
 
 fn dot(x: &[f32], w: &[f64]) -> f64 {
     x.iter().zip(w).map(|(&x, &w)| f64::from(x) * w).sum()
+}
+
+/// Rows of a panel, and k of its chunks, which come in pairs.
+const PANEL_ROWS: usize = 128;
+const PANEL_K: usize = 64;
+
+/// Where `x[row, k]` of rows of `width` values lies in panels, in values of 16 bits: within 32 k, the pairs
+/// `8 c + 2 q` of four lanes c stand side by side, and pieces of 8 values are exchanged within a row.
+pub fn panel_index(row: usize, k: usize, width: usize) -> usize {
+    let chunks = width.div_ceil(2 * PANEL_K) * 2;
+    let (chunk, step, lane, pair) = (k / PANEL_K, k % PANEL_K / 32, k % 32 / 8, k % 8 / 2);
+    let piece = (step * 4 + pair) ^ (row % 8);
+    let panel = row / PANEL_ROWS * chunks + chunk;
+    (panel * PANEL_ROWS + row % PANEL_ROWS) * PANEL_K + piece * 8 + lane * 2 + k % 2
+}
+
+/// A row as f16 bits times a power of two that brings its largest value to 2^15 or more but below 2^16, and the inverse
+/// of that power. A row with a NaN or an infinity is not scaled; nor is any by 2^127 or more.
+pub fn half_row(x: &[bf16]) -> (Vec<u16>, f32) {
+    let most = x.iter().fold(0f64, |most, v| if v.is_nan() { f64::INFINITY } else { most.max(v.to_f64().abs()) });
+    let power = if !most.is_finite() {
+        0
+    } else if most == 0.0 {
+        126
+    } else {
+        (15 - most.log2().floor() as i32).min(126)
+    };
+    let scaled = x.iter().map(|v| f16::from_f64(v.to_f64() * 2f64.powi(power)).to_bits());
+    (scaled.collect(), 2f64.powi(-power) as f32)
 }

@@ -9,8 +9,10 @@ use super::Random;
 use super::compare::{Found, Probe, equal, near};
 use crate::device::{self, Buffer, Device};
 use crate::kernels::Acts;
-use crate::linear::{ExpertWeights, GateUp, Grouped, HostData, HostWeight, Product, ScaleType, Variant, Weight};
-use crate::linear::{gate_up, gate_up_kernel, grouped_kernel, grouped_linear, kernel, linear, linear_by};
+use crate::linear::{
+    ExpertWeights, GateUp, Grouped, HostData, HostWeight, Many, Panels, Product, ScaleType, Variant, Weight, gate_up,
+    gate_up_kernel, grouped_kernel, grouped_linear, kernel, linear, linear_by, panel_words, x_panels,
+};
 use crate::reference::{self, bounds, linear as twin};
 
 /// Rows that no block of a streaming kernel divides, and more than one block of the kernels of many rows.
@@ -45,11 +47,24 @@ pub struct Case {
     rows: Rows,
 }
 
+impl Stored {
+    /// Whether warpgroups want x as f16; none where they do not multiply it.
+    fn panels(self) -> Option<bool> {
+        match self {
+            Self::Bf16 => Some(false),
+            Self::W4 { scales: ScaleType::Bf16, .. } => Some(true),
+            _ => None,
+        }
+    }
+}
+
 /// What is multiplied.
 #[derive(Clone, Copy)]
 enum Rows {
     /// None: the one kernel of f32.
     Dense(Option<Variant>),
+    /// x alone, as f16 or as bf16.
+    Panels(bool),
     /// With so many pairs a tile at most.
     Grouped([usize; 2], usize),
     GateUp(usize),
@@ -68,6 +83,10 @@ impl Case {
                 stored,
                 rows: Rows::Dense(variant),
             }));
+            if let Some(half) = stored.panels() {
+                let kernel = if half { "x_panels_half" } else { "x_panels" };
+                cases.push(Self { kernel, stored, rows: Rows::Panels(half) });
+            }
             for (shape, tile) in [(SHAPE, TILE), (SHORT, TILE), (SHAPE, 2 * TILE)] {
                 let kernel = grouped_kernel(&Sample::random(stored, shape, &mut Random::new(0)).host(), tile);
                 if cases.iter().all(|case| case.kernel != kernel) {
@@ -97,6 +116,7 @@ impl Case {
                 let rows = if matches!(variant, Variant::Tiled(_)) { MANY } else { FEW };
                 dense(p, self.stored, rows, |d, product| linear_by(d, product, variant))
             }
+            Rows::Panels(half) => panels(p, half),
             Rows::Grouped(shape, tile) => grouped(p, self.stored, shape, tile),
             Rows::GateUp(tile) => both(p, self.stored, tile),
         }
@@ -190,11 +210,36 @@ fn dense(p: &Probe, stored: Stored, rows: usize, multiply: impl Fn(&Device, &Pro
     let sample = Sample::random(stored, SHAPE, &mut random);
     let weight = Weight::new(p.device, &sample.host())?;
     let (x, y) = (X::upload(p.device, &random.floats(rows * k), stored)?, p.device.alloc(rows * n)?);
-    p.launch(|| multiply(p.device, &Product::plain(&weight, x.acts(), rows, y.view_mut())))?;
+    let memory = p.device.alloc(panel_words(rows, k, 1))?;
+    let product = Product::plain(&weight, x.acts(), rows, y.view_mut());
+    p.launch(|| multiply(p.device, &Product { many: Many::Fast(memory.view_mut()), ..product }))?;
     let product = |x: &[f32], w: &[f64]| twin::linear(x, [k, 0], w, [1, n, k], rows);
     let want = product(&x.seen, &sample.values);
     let size = product(&magnitudes(&x.seen, f32::abs), &magnitudes(&sample.values, f64::abs));
     near(&y.read()?, &want, &size, bounds::PRODUCT)
+}
+
+/// k that fills no pair of chunks; a row of zeros.
+fn panels(p: &Probe, half: bool) -> Found {
+    let k = 208;
+    let mut x: Vec<_> = Random::new(32).floats(MANY * k).into_iter().map(bf16::from_f32).collect();
+    x[k..2 * k].fill(bf16::ZERO);
+    let memory = p.device.zeros(panel_words(MANY, k, 1))?;
+    let from = p.device.upload(&x)?;
+    let (x_stride, memory_view) = (k, memory.view_mut());
+    let of = Panels { x: from.view(), rows: MANY, k, batch: 1, x_stride, x_batch: 0, half, memory: memory_view };
+    p.launch(|| x_panels(p.device, &of).map(|_| ()))?;
+    let found = memory.read()?;
+    let value = |at: usize| (found[at / 2] >> (at % 2 * 16)) as u16;
+    let (mut got, mut want) = (Vec::new(), Vec::new());
+    for (row, x) in x.chunks(k).enumerate() {
+        got.extend((0..k).map(|k_at| u32::from(value(twin::panel_index(row, k_at, k)))));
+        match half {
+            true => want.extend(twin::half_row(x).0.into_iter().map(u32::from)),
+            false => want.extend(x.iter().map(|v| u32::from(v.to_bits()))),
+        }
+    }
+    equal("x", &got, &want)
 }
 
 /// Ten tokens, two of three experts each.

@@ -103,6 +103,10 @@ impl BlockBarriers {
         while !self.over(me, addr, parity) {
             me.suspend(State::AtPhase);
         }
+        // What several threads arrive at orders as the block's barrier does, for who has waited.
+        if self.with(me, addr, |phase| phase.arrivals > 1) {
+            me.epoch.set(me.epoch.get() + 1);
+        }
     }
 
     /// A copy that nobody has waited for: its destination and size.

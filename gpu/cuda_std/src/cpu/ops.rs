@@ -1,6 +1,6 @@
 //! The CPU twin of each wrapper in `ptx.rs`: same names, same contracts.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::FaultKind;
 use super::block::current;
@@ -311,12 +311,19 @@ pub unsafe fn bulk_copy_once(dst: u32, src: u64, bytes: u32, barrier: u32) {
     me.block().barriers.start(me, dst, src, bytes, barrier);
 }
 
+/// # Safety
+/// As [`bulk_copy_once`].
+pub unsafe fn bulk_copy(dst: u32, src: u64, bytes: u32, barrier: u32) {
+    let me = current();
+    me.block().barriers.start(me, dst, src, bytes, barrier);
+}
+
 pub fn mma_m16n8k16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
-    mma(d, [a], [b]);
+    mma::<1, false>(d, [a], [b]);
 }
 
 pub fn mma_m16n8k16_x2(d: &mut [f32; 4], a: [[u32; 4]; 2], b: [u32; 4]) {
-    mma(d, a, [[b[0], b[1]], [b[2], b[3]]]);
+    mma::<2, false>(d, a, [[b[0], b[1]], [b[2], b[3]]]);
 }
 
 pub fn product_m16n8k32(a: [[u32; 4]; 2], b: [u32; 4]) -> [f32; 4] {
@@ -326,7 +333,7 @@ pub fn product_m16n8k32(a: [[u32; 4]; 2], b: [u32; 4]) -> [f32; 4] {
 }
 
 /// A lane leaves `d`, then each step's `a` and `b`.
-fn mma<const STEPS: usize>(d: &mut [f32; 4], a: [[u32; 4]; STEPS], b: [[u32; 2]; STEPS]) {
+fn mma<const STEPS: usize, const HALF: bool>(d: &mut [f32; 4], a: [[u32; 4]; STEPS], b: [[u32; 2]; STEPS]) {
     let me = current();
     let mut words = [0; MMA_WORDS];
     words[..4].copy_from_slice(&d.map(f32::to_bits));
@@ -335,7 +342,7 @@ fn mma<const STEPS: usize>(d: &mut [f32; 4], a: [[u32; 4]; STEPS], b: [[u32; 2];
         words[8 + 6 * step..][..2].copy_from_slice(&b[step]);
     }
     let lane = me.linear as usize % 32;
-    *d = exchange(me, Op::Mma(STEPS), &words[..4 + 6 * STEPS], warp_mma::<STEPS>, |lanes| {
+    *d = exchange(me, Op::Mma(STEPS), &words[..4 + 6 * STEPS], warp_mma::<STEPS, HALF>, |lanes| {
         std::array::from_fn(|i| f32::from_bits(lanes[lane][i]))
     });
 }
@@ -425,6 +432,21 @@ pub fn cvt_bf16x2(lo: f32, hi: f32) -> u32 {
     bits(lo) | bits(hi) << 16
 }
 
+pub fn cvt_f16x2(lo: f32, hi: f32) -> u32 {
+    u32::from(f16::from_f32(lo).to_bits()) | u32::from(f16::from_f32(hi).to_bits()) << 16
+}
+
+/// See `ptx::dequant_half_low`.
+pub fn dequant_half_low(word: u32, scale: u32) -> u32 {
+    let one = |code: u32, scale: u32| (code as f32 - 8.0) * f16::from_bits(scale as u16).to_f32();
+    cvt_f16x2(one(word & 15, scale), one(word >> 16 & 15, scale >> 16))
+}
+
+/// See `ptx::dequant_half_high`: of the next nibble of each half.
+pub fn dequant_half_high(word: u32, scale: u32) -> u32 {
+    dequant_half_low(word >> 4, scale)
+}
+
 /// See `ptx::dequant_pair`: the low nibble of each half, stored as q + 8, to bf16 q.
 #[inline(always)]
 pub fn dequant_pair(word: u32) -> u32 {
@@ -487,38 +509,30 @@ pub fn wgmma_nt_32(d: &mut [[f32; 4]; 4], a: u32, b: u32) {
     }
 }
 
-pub fn wgmma_wait_registers<const PENDING: u32>(_d: &mut [[f32; 4]; 16], _a: &mut [[u32; 4]; 2]) {}
+pub fn wgmma_wait_sums<const PENDING: u32>(_d: &mut [[f32; 4]; 16], _a: &mut [[[[u32; 4]; 2]; 2]; 2]) {}
 
-pub fn wgmma_wait_sums(_d: &mut [[f32; 4]; 16], _a: &mut [[[[u32; 4]; 2]; 2]; 2]) {}
-
-pub fn wgmma_registers(a: &[[u32; 4]; 2], b: u32) -> [[f32; 4]; 16] {
+pub fn wgmma_registers_pair<const HALF: bool>(a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) -> [[f32; 4]; 16] {
     let mut d = [[0.0; 4]; 16];
-    wgmma_add_registers(&mut d, a, b);
+    wgmma_add_pair::<HALF>(&mut d, a, b);
     d
 }
 
-pub fn wgmma_registers_pair(a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) -> [[f32; 4]; 16] {
-    let mut d = [[0.0; 4]; 16];
-    for (a, b) in a.iter().zip(b) {
-        wgmma_add_registers(&mut d, &a[0], b);
-        wgmma_add_registers(&mut d, &a[1], b + 64);
-    }
-    d
-}
-
-/// The two steps' second operands lie in four pieces of a row.
-fn wgmma_add_registers(d: &mut [[f32; 4]; 16], a: &[[u32; 4]; 2], b: u32) {
+/// A step's second operands lie in four pieces of a row.
+pub fn wgmma_add_pair<const HALF: bool>(d: &mut [[f32; 4]; 16], a: &[[[[u32; 4]; 2]; 2]; 2], b: [u32; 2]) {
     let lane = current().linear as usize % 32;
-    let first = (b / 16 % 8) as usize;
-    let b = b & !127;
-    for (n, d) in d.iter_mut().enumerate() {
-        let row = 8 * n + lane / 4;
-        let word = |piece: usize| {
-            let at = b + (row * 128 + ((first + piece) ^ (row % 8)) * 16 + lane % 4 * 4) as u32;
-            // SAFETY: inside a view: checked by the caller of the operation.
-            unsafe { load_shared::<u32>(at) }
-        };
-        mma_m16n8k16_x2(d, *a, [word(0), word(1), word(2), word(3)]);
+    for (a, b) in a.iter().zip(b) {
+        for (step, a) in a.iter().enumerate() {
+            for (n, d) in d.iter_mut().enumerate() {
+                let row = 8 * n + lane / 4;
+                let pair = |piece: usize| {
+                    let at = b + (row * 128 + ((step * 4 + piece) ^ (row % 8)) * 16 + lane % 4 * 4) as u32;
+                    // SAFETY: inside a view: checked by the caller of the operation.
+                    unsafe { load_shared::<u32>(at) }
+                };
+                let b = [[pair(0), pair(1)], [pair(2), pair(3)]];
+                if HALF { mma::<2, true>(d, *a, b) } else { mma::<2, false>(d, *a, b) }
+            }
+        }
     }
 }
 

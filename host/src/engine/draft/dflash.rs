@@ -21,7 +21,7 @@ use super::super::round::Round;
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
 use crate::linear::{Product, Upload, Weight, linear};
-use crate::model::{ActsBuffer, CHUNK, Model, ModelError, Rope, Taps, norm_weight, rope};
+use crate::model::{ActsBuffer, Model, ModelError, Rope, Taps, norm_weight, rope};
 use crate::weights::{Bundle, DrafterConfig};
 
 pub use stages::DraftStages;
@@ -123,7 +123,7 @@ impl DFlash {
             norm: vector("norm.weight")?,
             layers: (0..config.num_hidden_layers).map(layer).collect::<std::result::Result<_, _>>()?,
             rope: Rope::new(device, &table)?,
-            scratch: Scratch::new(device, &config, taps.layers.len(), candidates)?,
+            scratch: Scratch::new(device, &config, target.rows, taps.layers.len(), candidates)?,
             taps,
             config,
         })
@@ -274,9 +274,10 @@ impl DFlash {
 }
 
 impl Scratch {
-    fn new(device: &Device, c: &DrafterConfig, taps: usize, candidates: usize) -> Result<Self> {
+    /// `rows`: of the target's passes at most.
+    fn new(device: &Device, c: &DrafterConfig, rows: usize, taps: usize, candidates: usize) -> Result<Self> {
         // Ingestion takes up to a prefill chunk, the block its own rows.
-        let rows = CHUNK.max(c.block_size);
+        let rows = rows.max(c.block_size);
         let (q_width, kv_width) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
         let (top_k, sums) = kernels::top_k_workspace(c.block_size, c.vocab_size, candidates);
         let ids = vec![c.dflash_config.mask_token_id; c.block_size];

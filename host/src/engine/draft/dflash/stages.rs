@@ -4,7 +4,7 @@ use cuda_std::bf16;
 
 use super::{DFlash, Round};
 use crate::device::{Buffer, Device, Result};
-use crate::model::{CHUNK, Model};
+use crate::model::{Model, chunk_rows};
 
 /// What a round computes on the way.
 pub struct DraftStages {
@@ -37,7 +37,7 @@ impl DFlash {
     ) -> Result<DraftStages> {
         let (hidden, width) = (self.config.hidden_size, self.taps.layers.len() * self.config.hidden_size);
         let (mut committed, mut context) = (0, Vec::new());
-        for chunk in features.chunks(CHUNK * width) {
+        for chunk in features.chunks(chunk_rows(features.len() / width) * width) {
             let rows = chunk.len() / width;
             round.set_state(committed, 0)?;
             self.taps.out.write(0, chunk)?;
