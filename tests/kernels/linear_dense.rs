@@ -2,7 +2,7 @@
 
 use kdtree::device::Device;
 use kdtree::kernels::Acts;
-use kdtree::linear::{Product, Upload, Weight, explain, linear};
+use kdtree::linear::{Product, Tiles, Upload, Variant, Weight, explain, linear, linear_by};
 
 use super::linear::{Kind, Stored, Want, X, near, part};
 use super::support::{Outcome, Random, Suite, check, equal};
@@ -70,6 +70,9 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("linear::{}::17x{k}", kind.name()), move |d| one_product(d, kind, 17, k, &[1, 9]));
     }
     suite.both("linear::bf16::65x1040", |d| one_product(d, Kind::Bf16, 65, 1040, &[1, 9]));
+    for kind in [Kind::Bf16, Kind::W4, Kind::W4Wide] {
+        suite.both(format!("linear::{}::variants_agree", kind.name()), move |d| variants_agree(d, kind));
+    }
     suite.both("linear::one_upload", one_upload);
     suite.both("linear::f32::unaligned", unaligned_f32);
     suite.both("linear::refuses", refuses);
@@ -233,6 +236,31 @@ fn nan_stays_in_its_row(device: &Device, kind: Kind) -> Outcome {
     near("with a NaN", &y.read()?, &want)
 }
 
+/// Every kernel that adds slices of k in the order of the stream gives the same bits, for any number of rows.
+fn variants_agree(device: &Device, kind: Kind) -> Outcome {
+    // Ragged tiles; slices of two and three chunks, the last chunk half one.
+    let (n, k) = (150, 1_184);
+    let mut random = Random::new(15);
+    let stored = Stored::random(kind, [1, n, k], &mut random);
+    let weight = Weight::new(device, &stored.host("w"))?;
+    for rows in [5, 16, 37] {
+        let x = X::random(device, rows * k, &mut random)?;
+        let y = device.alloc(rows * n)?;
+        let p = Product::plain(&weight, x.acts(), rows, y.view_mut());
+        let mut first = None;
+        let own = |&v: &Variant| v != Variant::Tiled(Tiles::Warpgroups) && v.kernel(&stored.host("w")).is_some();
+        for variant in Variant::ALL.into_iter().filter(own) {
+            y.fill(0xFF)?;
+            linear_by(device, &p, variant)?;
+            let bits: Vec<_> = y.read()?.into_iter().map(f32::to_bits).collect();
+            let (name, want) = first.get_or_insert_with(|| (variant, bits.clone()));
+            equal(&format!("{rows} rows by {variant} and {name}"), &bits, want)?;
+        }
+        near("variants", &y.read()?, &Want::dense(&x.seen_by(kind), [k, 0], &stored, rows))?;
+    }
+    Ok(())
+}
+
 /// The same launch gives the same bits: 200 times on a GPU, 3 on the CPU (each with its own schedule).
 fn repeats(device: &Device, kind: Kind, n: usize, k: usize, counts: &[usize]) -> Outcome {
     counts.iter().try_for_each(|&rows| repeat(device, kind, n, k, rows))
@@ -306,8 +334,8 @@ fn explains(device: &Device) -> Outcome {
     let stored = Stored::random(Kind::W4, [1, 40, 1088], &mut Random::new(13));
     let weight = Weight::new(device, &stored.host("w"))?;
     let text = explain(&weight, 65).to_string();
-    let want = "w4a16 1 x [40, 1088] x 65 rows: gemm_w4a16_m64_few, 16 x 40 a block, k in 64s over 8 warps, \
-                6 units, blocks of 256, 60672 shared, 29376 weight bytes";
+    let want = "w4a16 1 x [40, 1088] x 65 rows: gemm_w4a16_m32_few, 16 x 24 a block, k in 64s over 8 warps, \
+                9 units, blocks of 256, 44416 shared, 29376 weight bytes";
     check(text == want, || format!("expected `{want}`, found `{text}`"))?;
     let text = explain(&weight, 257).to_string();
     let want = "w4a16 1 x [40, 1088] x 257 rows: gemm_w4a16_tiled, 128 x 64 a block, k in 64s in 8 slices, 5 units, \

@@ -64,7 +64,7 @@ pub const M16: Variant = Variant { nt: 2, mt: 2, chunks: 1, depth: 2, blocks: 2 
 /// Up to 16 rows, few tiles.
 pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 1, depth: 4, blocks: 2 };
 /// Up to 32 rows.
-pub const M32: Variant = Variant { nt: 2, mt: 4, chunks: 1, depth: 2, blocks: 1 };
+pub const M32: Variant = Variant { nt: 2, mt: 4, chunks: 1, depth: 2, blocks: 2 };
 /// Up to 64 rows.
 pub const M64: Variant = Variant { nt: 2, mt: 8, chunks: 1, depth: 2, blocks: 1 };
 /// Up to 64 rows, few tiles.

@@ -137,11 +137,13 @@ pub const M8_S32: Variant = Variant { nt: 2, mt: 1, chunks: 2, depth: 4, blocks:
 /// Up to 8 rows where there are few tiles: more blocks have some.
 pub const M8_FEW: Variant = Variant { nt: 1, mt: 1, chunks: 4, depth: 4, blocks: 2 };
 /// Up to 16 rows.
-pub const M16: Variant = Variant { nt: 2, mt: 2, chunks: 1, depth: 5, blocks: 2 };
+pub const M16: Variant = Variant { nt: 2, mt: 2, chunks: 2, depth: 3, blocks: 2 };
 /// Up to 16 rows, few tiles.
-pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 2, depth: 4, blocks: 2 };
+pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 2, depth: 3, blocks: 2 };
 /// Up to 32 rows: four tiles of weights for each read of x, whose traffic would else exceed that of the weights.
 pub const M32: Variant = Variant { nt: 4, mt: 4, chunks: 1, depth: 3, blocks: 1 };
+/// Up to 32 rows, few tiles: two blocks wait for each other's weights and x.
+pub const M32_FEW: Variant = Variant { nt: 1, mt: 4, chunks: 1, depth: 6, blocks: 2 };
 /// Up to 64 rows, few tiles, or with f32 scales: registers hold the sums of one tile.
 pub const M64_FEW: Variant = Variant { nt: 1, mt: 8, chunks: 2, depth: 3, blocks: 1 };
 
@@ -154,7 +156,7 @@ pub const SHORT_S32: Short = Short { depth: 4, blocks: 2 };
 pub const GATHERED16: Wide = Wide { nt: 2, mt: 2, chunks: 4, depth: 2, blocks: 2 };
 
 /// Up to 8 rows of a tall matrix.
-pub const WIDE8: Wide = Wide { nt: 2, mt: 1, chunks: 4, depth: 2, blocks: 2 };
+pub const WIDE8: Wide = Wide { nt: 1, mt: 1, chunks: 4, depth: 3, blocks: 3 };
 /// Up to 16 rows of a tall matrix.
 pub const WIDE16: Wide = Wide { nt: 1, mt: 2, chunks: 4, depth: 3, blocks: 2 };
 /// Up to 32 rows of a tall matrix.
@@ -165,6 +167,7 @@ pub const WIDE64: Wide = Wide { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
 const _: () = {
     let words = <bf16 as Scale>::TILE_WORDS;
     assert!(WIDE8.shared_bytes(words) <= crate::SHARED_LIMIT && WIDE16.shared_bytes(words) <= crate::SHARED_LIMIT);
+    assert!(M32_FEW.shared_bytes(words) <= crate::SHARED_LIMIT);
     assert!(WIDE32.shared_bytes(words) <= crate::SHARED_LIMIT && WIDE64.shared_bytes(words) <= crate::SHARED_LIMIT);
     let (few, many) = (<bf16 as Scale>::TILE_WORDS, <f32 as Scale>::TILE_WORDS);
     assert!(M8.shared_bytes(few) <= crate::SHARED_LIMIT && M8_S32.shared_bytes(many) <= crate::SHARED_LIMIT);
@@ -204,6 +207,12 @@ pub fn gemm_w4a16_m16_few(a: StreamArgs) {
 #[kernel]
 pub fn gemm_w4a16_m32(a: StreamArgs) {
     stream!(W4a16<bf16>, M32, Dense, a);
+}
+
+/// Up to 32 rows a unit, few tiles, bf16 scales.
+#[kernel(threads = THREADS, blocks = M32_FEW.blocks)]
+pub fn gemm_w4a16_m32_few(a: StreamArgs) {
+    stream!(W4a16<bf16>, M32_FEW, Dense, a);
 }
 
 /// Up to 64 rows a unit, few tiles, bf16 scales.

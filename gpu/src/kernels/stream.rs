@@ -115,9 +115,15 @@ impl Variant {
         if self.mt == 1 { 2 } else { 1 }
     }
 
+    /// Whether a block has one unit alone, and the grid as many blocks as there are units: with many rows registers are
+    /// few, and the next unit would want some.
+    pub const fn alone(self) -> bool {
+        self.mt > EARLY
+    }
+
     /// Tiles of a warp whose sums are exchanged at a time: all, or one where the rows are many.
     const fn pass(self) -> usize {
-        if self.mt <= EARLY { self.nt } else { 1 }
+        if self.alone() { 1 } else { self.nt }
     }
 
     /// Sums that a block's warps exchange at a time.
@@ -280,7 +286,7 @@ impl<R: Rows, const NT: usize> Ahead<R, NT> {
         Self { turn, left: slice.end - slice.first, sources }
     }
 
-    /// Starts filling `stage` with what comes next, if anything does.
+    /// Starts filling `stage` with what comes next, if anything does: of the same unit, if that is `alone`.
     #[inline(always)]
     fn fill<F: Format, W: Work<Rows = R>, const CHUNKS: usize, const DEPTH: usize>(
         &mut self,
@@ -289,8 +295,12 @@ impl<R: Rows, const NT: usize> Ahead<R, NT> {
         slice: Slice,
         ring: Ring<NT, DEPTH>,
         stage: u32,
+        alone: bool,
     ) {
         if self.left == 0 {
+            if alone {
+                return ring.skip();
+            }
             self.turn = self.turn.next(work, pace);
             if self.turn.index >= pace.end {
                 return ring.skip();
@@ -307,7 +317,10 @@ impl<R: Rows, const NT: usize> Ahead<R, NT> {
 }
 
 /// Tiles of rows whose operands are read before the weights are waited for.
-const EARLY: usize = 2;
+pub const EARLY: usize = 2;
+
+/// Tiles of rows up to which none is left out: rows past the last are copies of it.
+const UNTESTED: usize = 4;
 
 /// A unit's rows as a lane sees them.
 #[derive(Clone, Copy)]
@@ -315,6 +328,8 @@ struct Inputs<const MT: usize> {
     x: Global<bf16>,
     /// The elements at which the lane's rows begin, plus where the lane reads in a step.
     row: [usize; MT],
+    /// The same in runs of [`LANE_K`], where rows are many: half the registers.
+    short: [u32; MT],
     count: usize,
     k: u32,
 }
@@ -326,18 +341,20 @@ impl<const MT: usize> Inputs<MT> {
     #[inline(always)]
     fn of<R: Rows>(x: Global<bf16>, rows: R, k: u32) -> Self {
         let count = rows.count();
-        let mut row = [0; MT];
+        let (mut row, mut short) = ([0; MT], [0; MT]);
         let Lane { g, c } = Lane::this();
         unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
             row[m] = rows.x((m * TILE_M + g).min(count - 1)) + c * LANE_K;
+            short[m] = (row[m] / LANE_K) as u32;
         });
-        Self { x, row, count, k }
+        Self { x, row, short, count, k }
     }
 
-    /// Whether tile `m` has a row: the first always does.
+    /// Whether tile `m` is multiplied. Only where there are many is one without rows worth a branch, which costs more
+    /// than the products of a few.
     #[inline(always)]
     fn has(self, m: usize) -> bool {
-        m == 0 || m * TILE_M < self.count
+        MT <= UNTESTED || m * TILE_M < self.count
     }
 
     /// Operands of `COUNT` chunks from `chunk` on of the lane's row of tile `m`; zeros past k, where NaN may lie.
@@ -370,7 +387,7 @@ impl<const MT: usize> Inputs<MT> {
     fn step(self, m: usize, chunk: u32, step: usize) -> [u32; 4] {
         let first = chunk as usize * CHUNK_K + step * STEP_K;
         let inside = first + Lane::this().c * LANE_K < self.k as usize;
-        if inside { self.x.ld16(self.row[m] + first) } else { [0; 4] }
+        if inside { self.x.ld16(self.short[m] as usize * LANE_K + first) } else { [0; 4] }
     }
 }
 
@@ -389,11 +406,7 @@ fn multiply<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize, co
     // With few rows, x is on its way while the warp waits for weights.
     let mut xs = [[[[0; 4]; STEPS]; COUNT]; EARLY];
     if MT <= EARLY {
-        unroll!(m in 0 1 below MT; {
-            if inputs.has(m) {
-                xs[m] = inputs.read(m, chunk);
-            }
-        });
+        unroll!(m in 0 1 below MT; { xs[m] = inputs.read(m, chunk) });
     }
     let held = arrive();
     unroll!(i in 0 1 2 3 below COUNT; {
@@ -402,11 +415,7 @@ fn multiply<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize, co
                 let tile = F::load(held, (t * CHUNKS + i) * F::TILE_WORDS, lane);
                 unroll!(step in 0 1; {
                     let a = F::operands(&tile, step);
-                    unroll!(m in 0 1 below MT; {
-                        if inputs.has(m) {
-                            add::<F>(&tile, step, a, xs[m % EARLY][i][step], &mut sums[t][m]);
-                        }
-                    });
+                    unroll!(m in 0 1 below MT; { add::<F>(&tile, step, a, xs[m % EARLY][i][step], &mut sums[t][m]) });
                 });
             });
         } else {
@@ -456,6 +465,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
         let start = WARPS as usize * of_ring + buffer * sums * size_of::<f32>();
         dynamic_shared::<f32>(start as u32, sums as u32)
     };
+    let alone = variant.alone();
     let slice = Slice::this(shape);
     let lane = Lane::this();
     let settled = work.settled();
@@ -473,7 +483,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
     }
     let mut ahead = Ahead::of::<F, W>(turn, &work, shape, slice);
     unroll!(stage in 0 1 2 3 4 5 6 7 below DEPTH - 1; {
-        ahead.fill::<F, W, CHUNKS, DEPTH>((&work, pace), shape, slice, ring, stage as u32);
+        ahead.fill::<F, W, CHUNKS, DEPTH>((&work, pace), shape, slice, ring, stage as u32, alone);
     });
     if settled {
         thread::wait_for_previous();
@@ -491,7 +501,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
                 ring.wait(stage);
                 // All lanes have seen the stage, and all have read the one that is filled now.
                 warp::sync_warp();
-                ahead.fill::<F, W, CHUNKS, DEPTH>((&work, pace), shape, slice, ring, free);
+                ahead.fill::<F, W, CHUNKS, DEPTH>((&work, pace), shape, slice, ring, free, alone);
                 ring.stage(stage.index)
             };
             if chunk + CHUNKS as u32 <= slice.end {
@@ -518,20 +528,25 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
             thread::sync_threads();
             work.finish(&turn.unit, 0, &exchange);
         } else {
-            let exchange = Sums::<1, MT> { partial: partial(0), split: shape.k_split };
+            // Looked up anew: in the loop over k registers are few.
+            let unit = work.unit(thread::opaque(turn.rows), thread::opaque(turn.unit.block));
+            let exchange = Sums::<1, MT> { partial: partial(0), split: thread::opaque(shape.k_split) };
             unroll!(t in 0 1 2 3 below NT; {
                 if t > 0 {
                     thread::sync_threads();
                 }
                 put::<F, MT>(exchange.partial, Sums::<1, MT>::at(warp, 0, 0, 0, lane.index()), sums[t]);
                 thread::sync_threads();
-                work.finish(&turn.unit, t as u32, &exchange);
+                work.finish(&unit, t as u32, &exchange);
             });
         }
         if variant.buffers() == 1 {
             thread::sync_threads();
         } else {
             buffer = 1 - buffer;
+        }
+        if alone {
+            break;
         }
         // With two stages, the one ahead of a unit's last is the next unit's first.
         turn = if DEPTH == 2 { ahead.turn } else { turn.next(&work, pace) };

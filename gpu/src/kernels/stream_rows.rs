@@ -3,7 +3,7 @@
 
 use cuda_std::{Global, GlobalMut, math, thread};
 
-use super::stream::{Sums, THREADS, TILE_N, Unit, WARPS};
+use super::stream::{EARLY, Sums, THREADS, TILE_N, Unit, WARPS};
 use crate::args::linear::{DenseRows, StreamShape};
 
 /// Rows of x that a unit multiplies, and where their products go.
@@ -117,9 +117,13 @@ pub fn store<R: Rows, const PASS: usize, const MT: usize>(
     unit: &Unit<R>,
     (first, of_team): (u32, u32),
     sums: &Sums<PASS, MT>,
-    shape: StreamShape,
+    mut shape: StreamShape,
     accumulate: bool,
 ) {
+    if MT > EARLY {
+        // Or places of sums would be worked out ahead of the loop over k, where registers are few.
+        shape.k_split = thread::opaque(shape.k_split);
+    }
     each(unit, shape, [first, PASS as u32, of_team], |m, n, team, tile, row| {
         let sum = sums.get(team, tile, row, m);
         let to = unit.rows.y(m) + n;

@@ -40,7 +40,7 @@ pub struct Turn<R> {
     /// Its number, or one past the last.
     pub index: u32,
     /// Which rows.
-    rows: u32,
+    pub rows: u32,
     pub unit: Unit<R>,
 }
 

@@ -25,6 +25,8 @@ use crate::device::{Device, Dims};
 const K_PER_WARP: usize = 512;
 /// Blocks along x of a grouped f32 product: each takes tiles in turn, so that few tiles start few blocks.
 const GROUPED_BLOCKS: usize = 16;
+/// In [`Plan::resident`]: a block for each unit, however many there are.
+const ALL: u32 = u32::MAX;
 /// Shared memory that a multiprocessor keeps for itself of each block's, bytes.
 const RESERVED: u32 = 1024;
 
@@ -56,7 +58,7 @@ pub struct Plan {
     pub shared: u32,
     /// Bytes of weights that are read at least once.
     pub weight_bytes: usize,
-    /// Blocks of a multiprocessor at once.
+    /// Blocks of a multiprocessor at once, or [`ALL`].
     pub(super) resident: u32,
     /// Which of the format's dense kernels; none where it has one only.
     pub(super) variant: Option<Variant>,
@@ -286,7 +288,7 @@ impl Plan {
         let tiles_per_block = WARPS as usize / k_split * own;
         let shared = variant.shared_bytes(words);
         let plan = Self::one(kernel, format, n, k, k_split, tiles_per_block, stream::THREADS, shared);
-        Self { resident: variant.blocks, ..plan }
+        Self { resident: if variant.alone() { ALL } else { variant.blocks }, ..plan }
     }
 
     /// A product with one block of rows.
@@ -328,11 +330,14 @@ impl Plan {
         self.rows.div_ceil(self.rows_per_block.max(1))
     }
 
-    /// Launch dimensions where blocks take units in turn: as many blocks as the device holds at once.
+    /// Launch dimensions where blocks take units in turn: as many blocks as the device holds at once, or have one each.
     pub(super) fn dims(&self, device: &Device) -> Dims {
         let info = device.info();
         let fit = (info.max_shared + RESERVED) / (self.shared + RESERVED);
-        let blocks = info.multiprocessors as usize * fit.clamp(1, self.resident) as usize;
+        let blocks = match self.resident {
+            ALL => self.units,
+            resident => info.multiprocessors as usize * fit.clamp(1, resident) as usize,
+        };
         Dims { grid: [self.units.min(blocks) as u32, 1, 1], block: [self.block, 1, 1], shared: self.shared }
     }
 

@@ -25,6 +25,7 @@ pub enum Variant {
     M16,
     M16Few,
     M32,
+    M32Few,
     M64,
     M64Few,
     /// Tall matrices, whose blocks share rows of x.
@@ -57,12 +58,13 @@ const STREAMED_ROWS: usize = 96;
 const STREAMED_ROWS_FEW_TILES: usize = 256;
 
 impl Variant {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::M8,
         Self::M8Few,
         Self::M16,
         Self::M16Few,
         Self::M32,
+        Self::M32Few,
         Self::M64,
         Self::M64Few,
         Self::Wide8,
@@ -96,6 +98,8 @@ impl Variant {
             0 | 1 => Self::M8,
             2 if few => Self::M16Few,
             2 => Self::M16,
+            3 | 4 if few && kind == Kind::W4a16(ScaleType::Bf16) => Self::M32Few,
+            _ if tiles <= FEW_TILES_MANY_ROWS && kind == Kind::W4a16(ScaleType::Bf16) => Self::M32Few,
             _ if tiles <= FEW_TILES_MANY_ROWS => Self::M64Few,
             3 | 4 => Self::M32,
             // Sums of 64 rows and two tiles are more than registers hold beside codes: 32 rows twice.
@@ -118,6 +122,7 @@ impl Variant {
                 [Some(&bf16::GEMM_BF16_M16_FEW), Some(&w4::GEMM_W4A16_M16_FEW), Some(&w4::GEMM_W4A16_S32_M16_FEW)]
             }
             Self::M32 => [Some(&bf16::GEMM_BF16_M32), Some(&w4::GEMM_W4A16_M32), Some(&w4::GEMM_W4A16_S32_M32)],
+            Self::M32Few => [None, Some(&w4::GEMM_W4A16_M32_FEW), None],
             Self::M64 => [Some(&bf16::GEMM_BF16_M64), None, Some(&w4::GEMM_W4A16_S32_M64)],
             Self::M64Few => {
                 [Some(&bf16::GEMM_BF16_M64_FEW), Some(&w4::GEMM_W4A16_M64_FEW), Some(&w4::GEMM_W4A16_S32_M64_FEW)]
@@ -164,6 +169,8 @@ impl Variant {
             Self::M16 => [bf16::M16, w4::M16],
             Self::M16Few => [bf16::M16_FEW, w4::M16_FEW],
             Self::M32 => [bf16::M32, w4::M32],
+            Self::M32Few if kind == Kind::W4a16(ScaleType::Bf16) => return Some(Tiling::Stream(w4::M32_FEW)),
+            Self::M32Few => return None,
             // W4A16 has it with f32 scales alone: one tile a team.
             Self::M64 => [bf16::M64, w4::M64_FEW],
             Self::M64Few => [bf16::M64_FEW, w4::M64_FEW],
@@ -198,6 +205,7 @@ impl fmt::Display for Variant {
             Self::M16 => "m16",
             Self::M16Few => "m16_few",
             Self::M32 => "m32",
+            Self::M32Few => "m32_few",
             Self::M64 => "m64",
             Self::M64Few => "m64_few",
             Self::Wide8 => "wide8",
