@@ -3,10 +3,10 @@
 
     python3 snapshots/measure.py KDTREE OUT [RECORD ...]
 
-KDTREE is the program (or `dist/kdtree`), OUT a folder; all records where none is named. Beside each of `dense` the peers
-run right before and right after: `F.linear` in bf16 (cuBLAS) and `_weight_int4pack_mm` (groups of 32), by the rules of
-docs/bench.md: weights in several copies beyond four times the L2, one graph of at least 32 runs, median of 15 replays.
-Without PyTorch the peers are left out, and said to be.
+KDTREE is the program (or `dist/kdtree`), OUT a folder; all records where none is named. Beside each of `dense` the
+peers run right before and right after: `F.linear` in bf16 (cuBLAS) and `_weight_int4pack_mm` (groups of 32), by the
+rules of docs/bench.md: weights in several copies beyond four times the L2, one graph of at least 32 runs, median of 15
+replays. Without PyTorch the peers are left out, and said to be.
 """
 
 import json

@@ -1,7 +1,8 @@
 """acceptance-cases.safetensors: accepted length on the 30 held-out prompts of the trained model's acceptance.json.
 
 The prompts come from `train/prompts.json`. The twin decodes each one plainly and with every tree, with float64 sums and
-the softmax of the published run, and must count the same rounds and tokens as acceptance.json in every mode, to the last one.
+the softmax of the published run, and must count the same rounds and tokens as acceptance.json in every mode, to the
+last one.
 """
 import json
 from pathlib import Path

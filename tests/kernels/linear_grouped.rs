@@ -20,7 +20,8 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("grouped::{name}::down"), move |d| random_tokens(d, &[kind; 6], 16, 640, 2, false));
         suite.both(format!("grouped::{name}::as_dense"), move |d| same_bits_as_dense(d, kind));
     }
-    // A k of four chunks in one piece: full, with half a chunk of nothing at its end, and weight rows that fill no tile.
+    // A k of four chunks in one piece: full, with half a chunk of nothing at its end, and weight rows that fill no
+    // tile.
     for kind in [Kind::W4, Kind::W4Wide] {
         for (n, k) in [(160, 256), (33, 224)] {
             let case = move |d: &Device| random_tokens(d, &[kind; 6], n, k, 2, false);

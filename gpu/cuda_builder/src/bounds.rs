@@ -2,8 +2,8 @@
 //! them carries a comment in its body, and the directives are written where PTX has them: between the entry's
 //! parameters and its body.
 //!
-//! Only for sm_90: the kernels that ask for two blocks a multiprocessor find shared memory for one on the others, and are
-//! better off with all registers.
+//! Only for sm_90: the kernels that ask for two blocks a multiprocessor find shared memory for one on the others, and
+//! are better off with all registers.
 
 /// What stands before the numbers of threads and blocks.
 const MARK: &str = "// launch bounds: ";
@@ -36,8 +36,8 @@ mod tests {
     fn directives_stand_before_the_body_of_the_marked_kernel() {
         let of = |directives: &str| {
             format!(
-                ".visible .entry a(\n)\n{{\n\tret;\n}}\n.visible .entry b(\n\t.param .b8 p[8]\n)\n{directives}{{\n\t// begin \
-                 inline asm\n\t// launch bounds: 256 2\n\tret;\n}}\n"
+                ".visible .entry a(\n)\n{{\n\tret;\n}}\n.visible .entry b(\n\t.param .b8 p[8]\n)\n\
+                 {directives}{{\n\t// begin inline asm\n\t// launch bounds: 256 2\n\tret;\n}}\n"
             )
         };
         assert_eq!(apply(&of("")), of(".maxntid 256, 1, 1\n.minnctapersm 2\n"));

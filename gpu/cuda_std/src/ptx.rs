@@ -505,7 +505,8 @@ macro_rules! unary {
     )* };
 }
 unary! {
-    exp2 "ex2.approx.ftz.f32"; log2 "lg2.approx.f32"; rsqrt "rsqrt.approx.f32"; sqrt "sqrt.rn.f32"; ceil "cvt.rpi.f32.f32";
+    exp2 "ex2.approx.ftz.f32"; log2 "lg2.approx.f32"; rsqrt "rsqrt.approx.f32"; sqrt "sqrt.rn.f32";
+    ceil "cvt.rpi.f32.f32";
 }
 
 #[inline(always)]

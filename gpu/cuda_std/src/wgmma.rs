@@ -63,7 +63,8 @@ pub fn add_nn_32_half(d: [&mut Sums; 2], w: Shared<bf16>, column: usize, v: Shar
 
 /// Starts `a . b^T` over all 64 columns of the two panels of each of `b`: 128 columns of sums, their rows this warp's
 /// 16. `a[i][j]` are the first operands, in registers, of two [`crate::mma`] products of 16 columns, those from `32 j`
-/// on of `b[i]`. Until [`wait_sums`] neither the result nor `a` nor `b` may be touched. With `HALF` all operands are f16.
+/// on of `b[i]`. Until [`wait_sums`] neither the result nor `a` nor `b` may be touched. With `HALF` all operands are
+/// f16.
 #[inline(always)]
 pub fn start_pair<const HALF: bool>(a: &[[[[u32; 4]; 2]; 2]; 2], b: [Shared<u32>; 2]) -> WideSums {
     arch::wgmma_registers_pair::<HALF>(a, b.map(|b| b.addr_of(0, PANEL)))

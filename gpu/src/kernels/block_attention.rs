@@ -11,8 +11,8 @@
 //! x = tiles, y = key heads. Each of a block's 8 warps takes every eighth step of 16 keys and keeps base, sum and
 //! weighted values of its own; queries and weights stay in registers, keys and values come from global memory (see
 //! [`super::fragments`]), each read by one warp. At the end the warps' sums are added in ascending order through shared
-//! memory. Weights are rounded to bf16 for the product, and sums are of the rounded ones. A base is the largest score so
-//! far, up to a whole number (see [`softmax_base`]).
+//! memory. Weights are rounded to bf16 for the product, and sums are of the rounded ones. A base is the largest score
+//! so far, up to a whole number (see [`softmax_base`]).
 
 use cuda_std::{dynamic_shared, kernel, math, thread, warp};
 

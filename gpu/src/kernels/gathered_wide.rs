@@ -3,8 +3,8 @@
 //!
 //! Twice the rows for one reading of the weights want twice the rows of x, which a warp of `stream` reads from the L2
 //! for itself: at 16 rows as much as its weights. Here, as in [`super::wide`], a block's warps have different weight
-//! rows and all of k, and read x from shared memory. A unit is a tile of pairs and a run of `WARPS x NT` tiles; gate and
-//! up are two tiles of a warp, whose sums meet in its registers. What `wide` says of stages and sums holds here.
+//! rows and all of k, and read x from shared memory. A unit is a tile of pairs and a run of `WARPS x NT` tiles; gate
+//! and up are two tiles of a warp, whose sums meet in its registers. What `wide` says of stages and sums holds here.
 
 use cuda_std::async_copy::cp_async_16_or_zero;
 use cuda_std::{Global, Shared, bf16, dynamic_shared, math, thread, warp};

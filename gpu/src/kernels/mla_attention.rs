@@ -19,7 +19,8 @@
 //!
 //! The base of a row need not be its largest score, only near: bf16 and f32 have exponents to spare. It is the largest
 //! of the first round, up to a whole number (see [`softmax_base`]), and grows only when a later score is [`HEADROOM`]
-//! above it, which a warp finds by itself and all learn from a flag. So nothing is exchanged or rescaled in other rounds.
+//! above it, which a warp finds by itself and all learn from a flag. So nothing is exchanged or rescaled in other
+//! rounds.
 //!
 //! Part y owns keys that follow from S, rows and the grid's parts ([`part`]); with more than one part sums are left
 //! undivided for [`super::mla_merge`], with base and sum of weights. A row's bits depend on the keys it sees, their
@@ -451,7 +452,8 @@ fn weights<const OWN: usize, const KEYS8: usize>(
     sum
 }
 
-/// Bases of rows with a score far above become the largest of this round, up to a whole number; what was summed so far shrinks with them.
+/// Bases of rows with a score far above become the largest of this round, up to a whole number; what was summed so far
+/// shrinks with them.
 #[inline(always)]
 fn raise<const TILES: usize, const OWN: usize, const KEYS8: usize>(
     max: &[f32; OWN],

@@ -6,9 +6,9 @@
 //! piece 4 s + q of a row's chunk: word q of each lane of a quad for step s, so k 32 s + 8 c + 2 q, + 1 for c in 0..4
 //! ```
 //!
-//! Weights lie in the order of the streams, where lane c of a quad holds k `8c .. 8c + 8` of a step. `wgmma` wants pairs
-//! of k side by side in lanes: x is brought into that order here, once, instead of the weights at each product. The
-//! exchange of pieces within a row is the one of the hardware's 128-byte rule.
+//! Weights lie in the order of the streams, where lane c of a quad holds k `8c .. 8c + 8` of a step. `wgmma` wants
+//! pairs of k side by side in lanes: x is brought into that order here, once, instead of the weights at each product.
+//! The exchange of pieces within a row is the one of the hardware's 128-byte rule.
 //!
 //! * `x_panels`: bf16 values as they are.
 //! * `x_panels_half`: f16. Each row is multiplied by a power of two, so that its largest value is 2^15 to 2^16. A bf16

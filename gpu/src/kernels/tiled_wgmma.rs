@@ -10,14 +10,14 @@
 //!            +-------------------+             weights [8 tiles][2 chunks], as they lie in memory
 //! ```
 //!
-//! A warp brings its weights, the first one the rows of x too. Two barriers in shared memory a stage say when it is full
-//! and when all warps have read it, so no warp waits for the slowest of a block: while one warpgroup adds up, the other
-//! multiplies. A warp makes the operands of the next two chunks while the tensor cores multiply two.
+//! A warp brings its weights, the first one the rows of x too. Two barriers in shared memory a stage say when it is
+//! full and when all warps have read it, so no warp waits for the slowest of a block: while one warpgroup adds up, the
+//! other multiplies. A warp makes the operands of the next two chunks while the tensor cores multiply two.
 //!
 //! * bf16 weights are operands as they lie.
-//! * 4-bit weights become `q * s` in f16, exactly: see [`math::dequant_scaled`]. All scales of a matrix are multiplied by
-//!   one power of two that brings them into f16's range; the caller takes this kernel only for matrices of which that
-//!   leaves every scale exact. x is f16 too, with a power of two a row. Both are undone in f32 at the end.
+//! * 4-bit weights become `q * s` in f16, exactly: see [`math::dequant_scaled`]. All scales of a matrix are multiplied
+//!   by one power of two that brings them into f16's range; the caller takes this kernel only for matrices of which
+//!   that leaves every scale exact. x is f16 too, with a power of two a row. Both are undone in f32 at the end.
 //!
 //! The sums: 256 k from zero by the tensor cores, then added in f32, in ascending order of k. No slices: last bits
 //! differ from those of the other kernels. They do not depend on other rows or their number.
@@ -148,8 +148,8 @@ mod product {
             dynamic_shared((stage as usize * words * size_of::<u32>()) as u32, words as u32)
         }
 
-        /// Starts filling a stage with the weights of pair `pair` of the chunks, those of the warp's tile, and announces
-        /// all that the warp will bring: the first one brings the rows of x too. One lane of each warp.
+        /// Starts filling a stage with the weights of pair `pair` of the chunks, those of the warp's tile, and
+        /// announces all that the warp will bring: the first one brings the rows of x too. One lane of each warp.
         #[inline(always)]
         fn fill_weights(&self, tile_words: usize, warp: usize, stage: u32, pair: u32) {
             let (to, full) = (Self::words(tile_words, stage), stage as usize);

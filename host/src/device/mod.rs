@@ -120,8 +120,8 @@ impl Device {
         Self::cuda_within(ordinal, ptx, u32::MAX)
     }
 
-    /// As [`Self::cuda`], with at most `shared` bytes of shared memory a block: plans are those of a smaller card, and a
-    /// launch that asks for more is refused.
+    /// As [`Self::cuda`], with at most `shared` bytes of shared memory a block: plans are those of a smaller card, and
+    /// a launch that asks for more is refused.
     pub fn cuda_within(ordinal: u32, ptx: Option<&str>, shared: u32) -> Result<Self> {
         Ok(Self(Arc::new(Backend::Cuda(cuda::CudaDevice::open(ordinal, ptx, shared)?))))
     }

@@ -100,7 +100,8 @@ impl Engine {
     }
 
     /// Decodes. `emit` gets each run of new tokens, and ends the output with `Break`; before each chunk of the prompt
-    /// and behind each layer of it, it gets an empty run. The engine holds the state of one sequence, so it is taken whole.
+    /// and behind each layer of it, it gets an empty run. The engine holds the state of one sequence, so it is taken
+    /// whole.
     pub fn generate(&mut self, request: &Request, emit: &mut dyn FnMut(Step) -> ControlFlow<()>) -> Result<Outcome> {
         self.check(request)?;
         let mut out = Output::new(request, emit);

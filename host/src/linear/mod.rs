@@ -1,7 +1,7 @@
 //! Products with weights. The model says `linear(weight, x, y)`; format, kernel, tile and split are chosen here.
 //!
-//! Start at `dense.rs` (whole rows) and `grouped.rs` (rows gathered by expert). `variant.rs` lists the dense kernels and
-//! chooses among them, `plan.rs` says how they run, `format.rs` what weights look like on the host; `weight.rs` and
+//! Start at `dense.rs` (whole rows) and `grouped.rs` (rows gathered by expert). `variant.rs` lists the dense kernels
+//! and chooses among them, `plan.rs` says how they run, `format.rs` what weights look like on the host; `weight.rs` and
 //! `pool.rs` keep them on the device, one pool a format. No other room launches a product kernel.
 
 mod dense;

@@ -1,5 +1,5 @@
-//! The dense kernels of a format: their names for an experiment, which of them a product takes, and how each divides its
-//! work.
+//! The dense kernels of a format: their names for an experiment, which of them a product takes, and how each divides
+//! its work.
 
 use std::fmt;
 use std::str::FromStr;

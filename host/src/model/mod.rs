@@ -32,9 +32,9 @@ pub const MAX_ROWS: usize = {
     if tree < attention { tree } else { attention }
 };
 
-/// Rows of a prefill chunk at most: enough that K2.6's 384 experts have about ten rows each, whose weights are then read
-/// once or twice for all of them, and that tensor cores are what limits the other products. More would cost scratch
-/// memory, a megabyte a row.
+/// Rows of a prefill chunk at most: enough that K2.6's 384 experts have about ten rows each, whose weights are then
+/// read once or twice for all of them, and that tensor cores are what limits the other products. More would cost
+/// scratch memory, a megabyte a row.
 pub const CHUNK: usize = 512;
 const _: () = assert!(CHUNK <= MAX_ROWS);
 
@@ -43,9 +43,9 @@ pub fn pass_rows(tree: usize, context: usize) -> usize {
     tree.max(CHUNK.min(context))
 }
 
-/// Rows of each chunk of a prompt but the last, which is shorter by less than there are chunks: chunks of equal size, as
-/// a short one takes nearly as long as a full one. So all chunks of a prompt of more than [`CHUNK`] rows have half as
-/// many or more, and the same kernels.
+/// Rows of each chunk of a prompt but the last, which is shorter by less than there are chunks: chunks of equal size,
+/// as a short one takes nearly as long as a full one. So all chunks of a prompt of more than [`CHUNK`] rows have half
+/// as many or more, and the same kernels.
 pub fn chunk_rows(prompt: usize) -> usize {
     prompt.div_ceil(prompt.div_ceil(CHUNK).max(1)).max(1)
 }

@@ -95,7 +95,8 @@ pub(super) fn exchange<R>(
 
 /// Computes the warp's `m16n8k16` of each step from the lanes' fragments and leaves each lane's `d` in its words 0..4.
 ///
-/// Operands are bf16, or f16 with `HALF`: a product of two is exact in f32, so fused and unfused sums agree; the order is ascending k.
+/// Operands are bf16, or f16 with `HALF`: a product of two is exact in f32, so fused and unfused sums agree; the order
+/// is ascending k.
 pub(super) fn mma_m16n8k16<const STEPS: usize, const HALF: bool>(lanes: &mut Lanes) {
     let half = |bits: u32| half::f16::from_bits(bits as u16).to_f32();
     let lo = |w: u32| if HALF { half(w) } else { f32::from_bits(w << 16) };

@@ -537,7 +537,6 @@ pub fn wgmma_add_pair<const HALF: bool>(d: &mut [[f32; 4]; 16], a: &[[[[u32; 4];
 }
 
 /// `w` points at the first of its columns: the pieces are named from there.
-#[expect(clippy::needless_range_loop, reason = "k numbers weights and rows of values alike")]
 pub fn wgmma_nn_32(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
     add_nn_32(d.iter_mut(), w, v);
 }
@@ -546,6 +545,7 @@ pub fn wgmma_nn_32_half(d: [&mut [[f32; 4]; 8]; 2], w: u32, v: u32) {
     add_nn_32(d.into_iter(), w, v);
 }
 
+#[expect(clippy::needless_range_loop, reason = "k numbers weights and rows of values alike")]
 fn add_nn_32<'a>(panels: impl Iterator<Item = &'a mut [[f32; 4]; 8]>, w: u32, v: u32) {
     sync_warp();
     let mut panels: Vec<_> = panels.collect();
