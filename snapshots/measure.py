@@ -20,6 +20,7 @@ RECORDS = {
     "experts-same": "experts --routing same --m 8,64,512",
     "experts-recorded": "experts --routing recorded --m 1,8,64",
     "dense": "w4a16 bf16 --m 1,8,16,32,64,512",
+    "prompts": "bf16 w4a16 --shape 7168x8192,12288x1536,1536x7168 --m 128,512,2048 --variant wgmma",
     "mla-attention": "mla",
     "mla-attention-f8": "mla --kv f8",
     "absorb": "absorb",
