@@ -10,8 +10,7 @@ the engine had before it ("alone"), and the whole runs once from the token ids (
 after a check that they are the best of this router up to near-ties. The error is |found - expected| / |expected| over
 all rows, of each layer's output and of what the layer adds to its input ("added"). "rounded" is the error against the
 same in float32 but with inputs of products, cache and softmax weights rounded to bf16, which is what the engine does:
-what is left there comes from the order of sums, and from the number that softmax weights are relative to when they are
-rounded. Exits 1 if an output of a layer alone, or the logits, are above the limits. Runs on a GPU where PyTorch finds
+what is left there comes from the order of sums. Exits 1 if an output of a layer alone, or the logits, are above the limits. Runs on a GPU where PyTorch finds
 one; with --numpy on the CPU without PyTorch.
 """
 import argparse
@@ -27,6 +26,7 @@ import numpy as np
 PREFIX = "language_model."
 # Router keys (sigmoid + bias) this close count as equal.
 NEAR = 2e-3
+LN2 = math.log(2)
 
 
 class NumPy:
@@ -56,7 +56,7 @@ class NumPy:
         bits = values.view(np.uint32)
         return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
-    exp, sqrt = staticmethod(np.exp), staticmethod(np.sqrt)
+    exp, sqrt, ceil = staticmethod(np.exp), staticmethod(np.sqrt), staticmethod(np.ceil)
 
 
 class Torch:
@@ -68,7 +68,7 @@ class Torch:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         name = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
         self.name = f"PyTorch {torch.__version__} on {name}, float32 without TF32"
-        self.exp, self.sqrt = torch.exp, torch.sqrt
+        self.exp, self.sqrt, self.ceil = torch.exp, torch.sqrt, torch.ceil
 
     def array(self, values):
         values = values.view(np.int16) if values.dtype == np.uint16 else values
@@ -188,9 +188,13 @@ class Model:
             else:
                 s = query @ (latent @ key_up.T).T + query_pe @ key_pe.T
             s = s * scale + later
-            p = xp.exp(s - xp.largest(s))
-            total = p.sum(axis=-1, keepdims=True)
-            out.append((r(r(p) @ r(latent) / total) if self.rounds else p / total @ latent) @ value_up.T)
+            if self.rounds:
+                # Relative to a power of two: so weights round alike against any such base.
+                s = s * (1 / LN2)
+                p = r(xp.exp((s - xp.ceil(xp.largest(s))) * LN2))
+            else:
+                p = xp.exp(s - xp.largest(s))
+            out.append(r(p @ r(latent) / p.sum(axis=-1, keepdims=True)) @ value_up.T)
         # [heads] of [tokens, v] -> [tokens, heads * v]
         by_value = xp.stack(out)
         flat = xp.stack([by_value[:, i] for i in range(v)])
