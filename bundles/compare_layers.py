@@ -10,8 +10,8 @@ the engine had before it ("alone"), and the whole runs once from the token ids (
 after a check that they are the best of this router up to near-ties. The error is |found - expected| / |expected| over
 all rows, of each layer's output and of what the layer adds to its input ("added"). "rounded" is the error against the
 same in float32 but with inputs of products, cache and softmax weights rounded to bf16, which is what the engine does:
-what is left there comes from the order of sums. Exits 1 if an output of a layer alone, or the logits, are above the limits. Runs on a GPU where PyTorch finds
-one; with --numpy on the CPU without PyTorch.
+what is left there comes from the order of sums. Exits 1 if an output of a layer alone, or the logits, are above the
+limits. Runs on a GPU where PyTorch finds one; with --numpy on the CPU without PyTorch.
 """
 import argparse
 import json
