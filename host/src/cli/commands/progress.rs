@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::cli::output::Bytes;
@@ -65,11 +66,20 @@ pub fn watching<T>(what: &str, total: u64, done: impl Fn() -> u64 + Sync, work: 
             }
             bar.clear();
         });
-        let result = work();
-        ended.store(true, Ordering::Release);
-        watch.thread().unpark();
-        result
+        // Also where `work` panics: the scope waits for the thread that watches.
+        let _end = End(&ended, watch.thread().clone());
+        work()
     })
+}
+
+/// Ends the thread that watches.
+struct End<'a>(&'a AtomicBool, Thread);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+        self.1.unpark();
+    }
 }
 
 fn line(what: &str, done: u64, total: u64, fresh: u64, seconds: f64) -> String {
@@ -86,6 +96,13 @@ fn line(what: &str, done: u64, total: u64, fresh: u64, seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::line;
+
+    /// A panic of the work comes out, and does not wait for the thread that watches.
+    #[test]
+    #[should_panic(expected = "broken")]
+    fn watching_ends_with_a_panic() {
+        super::watching("working", 1, || 0, || panic!("broken"))
+    }
 
     #[test]
     fn lines() {
