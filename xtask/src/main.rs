@@ -1,5 +1,6 @@
 //! The project's chores: `cargo xtask COMMAND`. Each command sets up what it needs and says what it does.
 
+mod blocks;
 mod bundles;
 mod demo;
 mod dist;

@@ -1,8 +1,9 @@
 //! Compiles the kernels for every architecture, assembles the PTX for the GPUs it is meant for, and prints what each
-//! kernel takes. Spills, a stack frame, too much shared memory and a kernel that is missing are errors.
+//! kernel takes. Spills, a stack frame, too much shared memory, a kernel that is missing, and on sm_90 more registers
+//! than the blocks that its launcher counts on can have, are errors.
 
 use crate::ptxas::{Assembler, Usage};
-use crate::{kernels, setup};
+use crate::{blocks, kernels, setup};
 use anyhow::{Result, bail};
 use cuda_builder::{Arch, CudaBuilder, PtxFile, Toolchain, selected};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,7 @@ pub fn run(root: &Path) -> Result<()> {
     print!("{}", shown(&table, assembler.release()));
     let mut faults = faults(&table);
     faults.extend(missing(&kernels::in_source(root)?, &files));
+    faults.extend(crowded(&table, &files, &kernels::bounded_in_source(root)?));
     if !faults.is_empty() {
         bail!("kernels not fit to ship, {} faults:\n  {}", faults.len(), faults.join("\n  "));
     }
@@ -50,7 +52,7 @@ fn assemble(assembler: &Assembler, files: &[PtxFile]) -> Result<Table> {
     thread::scope(|scope| {
         let start = |(pair, file): (Pair, _)| {
             let file: &PtxFile = file;
-            scope.spawn(move || (pair, assembler.assemble(&file.path, &file.text, pair.gpu.target())))
+            scope.spawn(move || (pair, assembler.assemble(&file.text, pair.gpu.target())))
         };
         let running: Vec<_> = pairs(files).into_iter().map(start).collect();
         for thread in running {
@@ -105,6 +107,21 @@ fn faults(table: &Table) -> Vec<String> {
     faults
 }
 
+/// Kernels of the PTX for sm_90 that take more registers than their launchers count on, or lost their launch bounds;
+/// `bounded` are those that have some in the source. Elsewhere shared memory allows fewer blocks.
+fn crowded(table: &Table, files: &[PtxFile], bounded: &BTreeSet<String>) -> Vec<String> {
+    let pair = Pair { ptx: Arch::Sm90, gpu: Arch::Sm90 };
+    let Some(file) = files.iter().find(|file| file.arch == pair.ptx) else { return Vec::new() };
+    let said = blocks::read(&file.text);
+    let lost = bounded.iter().filter(|&kernel| said.get(kernel).is_none_or(|blocks| blocks.bounds.is_none()));
+    let mut faults: Vec<_> = lost.map(|kernel| format!("{kernel}: its launch bounds are not in the PTX")).collect();
+    for (kernel, blocks) in &said {
+        let registers = table.get(kernel).and_then(|usages| usages.get(&pair)).map_or(0, |usage| usage.registers);
+        faults.extend(blocks.faults(registers).into_iter().map(|fault| format!("{kernel} (sm_90): {fault}")));
+    }
+    faults
+}
+
 /// Every kernel of the source is in the highest PTX, and one that a lower PTX has is in every higher one.
 fn missing(source: &BTreeSet<String>, files: &[PtxFile]) -> Vec<String> {
     let mut expected: BTreeSet<&String> = BTreeSet::new();
@@ -155,6 +172,23 @@ mod tests {
         let found: Vec<_> = pairs(&files).iter().map(|(pair, _)| (pair.ptx, pair.gpu)).collect();
         use Arch::{Sm80, Sm90, Sm120};
         assert_eq!(found, [(Sm80, Sm80), (Sm80, Sm90), (Sm80, Sm120), (Sm90, Sm90), (Sm120, Sm120)]);
+    }
+
+    /// Through the table: what the assembler found beside what the PTX says.
+    #[test]
+    fn kernels_that_crowd_each_other_out_are_refused() {
+        let text = ".entry scale(\n)\n{\n\t// blocks expected: 256 2\n}\n";
+        let files = [PtxFile { text: text.into(), ..file(Arch::Sm90, &["scale"]) }];
+        let pair = Pair { ptx: Arch::Sm90, gpu: Arch::Sm90 };
+        let of = |registers| {
+            let usage = Usage { registers, ..Usage::default() };
+            crowded(&BTreeMap::from([("scale".to_string(), BTreeMap::from([(pair, usage)]))]), &files, &BTreeSet::new())
+        };
+        assert!(of(128).is_empty());
+        assert_eq!(of(129).len(), 1);
+        assert!(of(129)[0].starts_with("scale (sm_90): 2 blocks of 256 threads"), "{:?}", of(129));
+        let lost = crowded(&Table::new(), &files, &BTreeSet::from(["scale".to_string()]));
+        assert_eq!(lost, ["scale: its launch bounds are not in the PTX"]);
     }
 
     #[test]

@@ -41,20 +41,23 @@ impl Assembler {
         self.version.lines().find(|line| line.contains("release")).unwrap_or("ptxas").trim()
     }
 
-    /// Assembles `text`, which lies at `ptx`, for `gpu`: usage by kernel.
-    pub fn assemble(&self, ptx: &Path, text: &str, gpu: &str) -> Result<BTreeMap<String, Usage>> {
+    /// Assembles `text` for `gpu`: usage by kernel.
+    pub fn assemble(&self, text: &str, gpu: &str) -> Result<BTreeMap<String, Usage>> {
         let mut hasher = DefaultHasher::new();
         (text, gpu, &self.version).hash(&mut hasher);
         let kept = self.cache.join(format!("{:016x}.txt", hasher.finish()));
         if let Ok(report) = fs::read_to_string(&kept) {
             return Ok(parse(&report));
         }
-        let cubin = self.cache.join(format!("{}-{gpu}.cubin", process::id()));
+        let hash = hasher.finish();
+        let [ptx, cubin] = ["ptx", "cubin"].map(|end| self.cache.join(format!("{}-{hash:016x}.{end}", process::id())));
+        // As it ships, launch bounds included.
+        fs::write(&ptx, text).with_context(|| format!("write {}", ptx.display()))?;
         let mut command = Command::new(&self.program);
-        command.args(["--verbose", "--gpu-name", gpu, "--output-file"]).arg(&cubin).arg(ptx);
+        command.args(["--verbose", "--gpu-name", gpu, "--output-file"]).arg(&cubin).arg(&ptx);
         let output = command.output().with_context(|| format!("start {}", self.program.display()))?;
-        // Only the report is wanted; a cubin that was never written needs no removal.
-        let _ = fs::remove_file(&cubin);
+        // Only the report is wanted; what was never written needs no removal.
+        let _ = (fs::remove_file(&ptx), fs::remove_file(&cubin));
         let report = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         if !output.status.success() {
             bail!("ptxas refuses {} for {gpu}:\n{}", ptx.display(), report.trim_end());

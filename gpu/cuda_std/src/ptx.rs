@@ -99,6 +99,14 @@ pub fn launch_bounds<const THREADS: u32, const BLOCKS: u32>() {
 }
 
 #[inline(always)]
+pub fn expect_blocks<const THREADS: u32, const BLOCKS: u32>() {
+    // SAFETY: a comment, which `xtask::blocks` looks for.
+    unsafe {
+        asm!("// blocks expected: {} {}", const THREADS, const BLOCKS, options(nomem, nostack, preserves_flags));
+    }
+}
+
+#[inline(always)]
 pub fn fence_device() {
     // SAFETY: a memory fence.
     unsafe { asm!("fence.acq_rel.gpu;", options(nostack)) }

@@ -138,6 +138,8 @@ pub const M8_S32: Variant = Variant { nt: 2, mt: 1, chunks: 2, depth: 4, blocks:
 pub const M8_FEW: Variant = Variant { nt: 1, mt: 1, chunks: 4, depth: 4, blocks: 2 };
 /// Up to 16 rows.
 pub const M16: Variant = Variant { nt: 2, mt: 2, chunks: 2, depth: 3, blocks: 2 };
+/// The same with f32 scales, which take more registers.
+pub const M16_S32: Variant = Variant { blocks: 1, ..M16 };
 /// Up to 16 rows, few tiles.
 pub const M16_FEW: Variant = Variant { nt: 1, mt: 2, chunks: 2, depth: 3, blocks: 2 };
 /// Up to 32 rows: four tiles of weights for each read of x, whose traffic would else exceed that of the weights.
@@ -290,7 +292,7 @@ pub fn gemm_w4a16_s32_m8_few(a: StreamArgs) {
 /// Up to 16 rows a unit, f32 scales.
 #[kernel]
 pub fn gemm_w4a16_s32_m16(a: StreamArgs) {
-    stream!(W4a16<f32>, M16, Dense, a);
+    stream!(W4a16<f32>, M16_S32, Dense, a);
 }
 
 /// Up to 16 rows a unit, few tiles, f32 scales.

@@ -10,6 +10,7 @@ use crate::args::linear::{ABSENT, GateUpArgs, GroupedRows, GroupedStreamArgs, St
 /// Runs a variant of the stream over one kind of work.
 macro_rules! stream {
     ($format:ty, $variant:expr, $work:ident, $a:ident) => {
+        cuda_std::thread::expect_blocks::<{ $crate::kernels::stream::THREADS }, { $variant.blocks }>();
         $crate::kernels::stream::run::<
             $format,
             _,
@@ -25,6 +26,7 @@ pub(crate) use stream;
 /// Runs a variant of the products of tall matrices.
 macro_rules! wide {
     ($format:ty, $variant:expr, $a:ident) => {
+        cuda_std::thread::expect_blocks::<{ $crate::kernels::stream::THREADS }, { $variant.blocks }>();
         $crate::kernels::wide::run::<
             $format,
             { $variant.nt },
@@ -39,6 +41,7 @@ pub(crate) use wide;
 /// Runs gathered products of many rows an expert: each warp has tiles of its own and all of k.
 macro_rules! gathered_wide {
     ($format:ty, $variant:expr, $work:ident, $a:ident) => {{
+        cuda_std::thread::expect_blocks::<{ $crate::kernels::stream::THREADS }, { $variant.blocks }>();
         let mut own = $a;
         own.shape.k_split = 1;
         $crate::kernels::gathered_wide::run::<
@@ -56,6 +59,7 @@ pub(crate) use gathered_wide;
 /// Runs gathered products of a short k.
 macro_rules! short {
     ($format:ty, $short:expr, $a:ident) => {
+        cuda_std::thread::expect_blocks::<{ $crate::kernels::stream::THREADS }, { $short.blocks }>();
         $crate::kernels::short::run::<$format, { $short.depth }>($a)
     };
 }

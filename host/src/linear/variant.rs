@@ -166,6 +166,7 @@ impl Variant {
             Self::M8 if kind == Kind::W4a16(ScaleType::F32) => [bf16::M8, w4::M8_S32],
             Self::M8 => [bf16::M8, w4::M8],
             Self::M8Few => [bf16::M8_FEW, w4::M8_FEW],
+            Self::M16 if kind == Kind::W4a16(ScaleType::F32) => [bf16::M16, w4::M16_S32],
             Self::M16 => [bf16::M16, w4::M16],
             Self::M16Few => [bf16::M16_FEW, w4::M16_FEW],
             Self::M32 => [bf16::M32, w4::M32],
