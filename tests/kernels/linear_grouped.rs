@@ -1,10 +1,10 @@
 //! Products gathered by expert: every way tokens can fall on experts, formats mixed by expert.
 
-use cuda_std::GlobalMut;
-use kdtree::device::Device;
+use cuda_std::{Global, GlobalMut};
+use kdtree::device::{Buffer, Device};
 use kdtree::kernels::{Acts, Swiglu, swiglu};
-use kdtree::linear::{ExpertWeights, GateUp, Grouped, Product, Upload, Weight};
-use kdtree::linear::{explain_gate_up, explain_grouped, gate_up, grouped_linear, linear, tile_of_experts};
+use kdtree::linear::{ExpertWeights, GateUp, Grouped, Product, Sorting, Upload, Weight};
+use kdtree::linear::{explain_gate_up, explain_grouped, gate_up, grouped_linear, linear};
 use kdtree::reference::linear as twin;
 
 use super::linear::{Kind, Stored, Want, X, near, part};
@@ -34,12 +34,24 @@ pub fn cases(suite: &mut Suite) {
     // 16 pairs a tile: the bits of 8.
     for (n, k) in [(1, 128), (300, 32), (33, 640), (72, 256)] {
         suite.both(format!("grouped::w4a16::sixteen::{n}x{k}"), move |d| sixteen(d, [n, k], 3));
-        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], 2 * TILE);
+        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], Sorting::Before(2 * TILE));
         suite.both(format!("gate_up::w4a16::sixteen::{n}x{k}"), case);
+    }
+    // Few pairs, which blocks sort: the bits of those sorted before.
+    for (n, k) in [(1, 128), (33, 640), (72, 256)] {
+        suite.both(format!("grouped::w4a16::within::{n}x{k}"), move |d| within(d, [n, k]));
+        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], Sorting::Within);
+        suite.both(format!("gate_up::w4a16::within::{n}x{k}"), case);
+    }
+    suite.both("grouped::w4a16::within::refuses", within_refuses);
+    for (n, k) in [(2048, 7168), (7168, 2048), (256, 7168), (7168, 256)] {
+        suite.cuda(format!("grouped::w4a16::within::{n}x{k}"), move |d| within(d, [n, k]));
+        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], Sorting::Within);
+        suite.cuda(format!("gate_up::w4a16::within::{n}x{k}"), case);
     }
     for (n, k) in [(2048, 7168), (7168, 2048), (1040, 2112)] {
         suite.cuda(format!("grouped::w4a16::sixteen::{n}x{k}"), move |d| sixteen(d, [n, k], 9));
-        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], 2 * TILE);
+        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], Sorting::Before(2 * TILE));
         suite.cuda(format!("gate_up::w4a16::sixteen::{n}x{k}"), case);
     }
     // The shape of an expert's gate projection in Kimi K2.6.
@@ -105,12 +117,30 @@ fn sorted(experts: &[usize], count: usize, tile: usize) -> (Vec<u32>, Vec<u32>) 
     (order, tiles)
 }
 
+/// What products find their pairs by, on the device.
+struct Lists {
+    ids: Buffer<u32>,
+    order: Buffer<u32>,
+    tiles: Buffer<u32>,
+}
+
+impl Lists {
+    /// Those that `sorting` does not read are poisoned.
+    fn new(device: &Device, experts: &[usize], count: usize, sorting: Sorting) -> kdtree::device::Result<Self> {
+        let (mut ids, mut order, mut tiles) = (vec![u32::MAX; experts.len()], Vec::new(), Vec::new());
+        match sorting {
+            Sorting::Before(tile) => (order, tiles) = sorted(experts, count, tile),
+            Sorting::Within => ids = experts.iter().map(|&expert| expert as u32).collect(),
+        }
+        Ok(Self { ids: device.upload(&ids)?, order: device.upload(&order)?, tiles: device.upload(&tiles)? })
+    }
+}
+
 /// A layer's experts of one matrix, on the host and on the device.
 struct Experts {
     stored: Vec<Stored>,
     weights: ExpertWeights,
-    /// Pairs of a tile.
-    tile: usize,
+    sorting: Sorting,
 }
 
 impl Experts {
@@ -128,7 +158,7 @@ impl Experts {
     fn new(device: &Device, stored: Vec<Stored>) -> kdtree::device::Result<Self> {
         let hosts: Vec<_> = stored.iter().map(|s| s.host("expert")).collect();
         let weights = ExpertWeights::new(device, "experts", &hosts)?;
-        Ok(Self { stored, weights, tile: TILE })
+        Ok(Self { stored, weights, sorting: Sorting::Before(TILE) })
     }
 
     /// The product of `experts` (one a pair).
@@ -139,17 +169,17 @@ impl Experts {
         share: usize,
         experts: &[usize],
     ) -> Result<Vec<f32>, libtest_mimic::Failed> {
-        let (order, tiles) = sorted(experts, self.stored.len(), self.tile);
-        let (order, tiles) = (device.upload(&order)?, device.upload(&tiles)?);
+        let lists = Lists::new(device, experts, self.stored.len(), self.sorting)?;
         let y = device.alloc(experts.len() * self.weights.n())?;
         y.fill(0xFF)?;
         let p = Grouped {
             weights: &self.weights,
             x: x.acts(),
             x_rows_per_token: share,
-            order: order.view(),
-            tiles: tiles.view(),
-            tile: self.tile,
+            sorting: self.sorting,
+            ids: lists.ids.view(),
+            order: lists.order.view(),
+            tiles: lists.tiles.view(),
             pairs: experts.len(),
             settled: false,
             y: y.view_mut(),
@@ -223,12 +253,55 @@ fn sixteen(device: &Device, [n, k]: [usize; 2], tokens: usize) -> Outcome {
     let x = X::random(device, tokens * k, &mut random)?;
     let drawn: Vec<_> = (0..pairs).map(|_| random.below(count)).collect();
     for experts in [drawn.clone(), vec![count - 1; pairs], (0..pairs).map(|pair| pair / 17 % count).collect()] {
-        all.tile = TILE;
+        all.sorting = Sorting::Before(TILE);
         let eight = all.multiply(device, &x, top_k, &experts)?;
-        all.tile = 2 * TILE;
+        all.sorting = Sorting::Before(2 * TILE);
         equal("products", &all.multiply(device, &x, top_k, &experts)?, &eight)?;
     }
     all.case(device, top_k, &drawn, &mut random)
+}
+
+/// Every number of pairs that blocks sort for themselves, however they fall on experts.
+fn within(device: &Device, [n, k]: [usize; 2]) -> Outcome {
+    const MOST: usize = 32;
+    let count = 6;
+    let mut random = Random::new((5 * n + k) as u64);
+    let mut all = Experts::random(device, &vec![Kind::W4; count], n, k, &mut random)?;
+    let x = X::random(device, MOST * k, &mut random)?;
+    let falls: [&dyn Fn(usize) -> usize; 4] =
+        [&|_| count - 1, &|pair| pair % count, &|pair| pair / 9, &|pair| 5 - pair / 6];
+    for (pairs, fall) in (0..=MOST).zip(falls.into_iter().cycle()) {
+        let experts: Vec<_> = (0..pairs).map(fall).collect();
+        let row = X::upload(device, x.seen_by(Kind::F32)[..pairs * k].to_vec())?;
+        all.sorting = Sorting::Before(TILE);
+        let before = all.multiply(device, &row, 1, &experts)?;
+        all.sorting = Sorting::Within;
+        equal(&format!("{pairs} pairs"), &all.multiply(device, &row, 1, &experts)?, &before)?;
+    }
+    let drawn: Vec<_> = (0..MOST).map(|_| random.below(count)).collect();
+    all.case(device, 4, &drawn, &mut random)
+}
+
+fn within_refuses(device: &Device) -> Outcome {
+    let mut random = Random::new(30);
+    let refused = |all: &Experts, pairs: usize, expert: usize, what: &str| {
+        let x = X::random(device, pairs * 32, &mut Random::new(31))?;
+        let error = match all.multiply(device, &x, 1, &vec![expert; pairs]) {
+            Ok(_) => String::new(),
+            Err(error) => error.message().unwrap_or_default().to_string(),
+        };
+        check(error.contains(what), || format!("expected a refusal with `{what}`, found `{error}`"))
+    };
+    for kind in [Kind::F32, Kind::Bf16, Kind::W4Wide] {
+        let all = Experts { sorting: Sorting::Within, ..Experts::random(device, &[kind; 2], 16, 32, &mut random)? };
+        refused(&all, 2, 0, "weights want sorted pairs")?;
+    }
+    let all = Experts { sorting: Sorting::Within, ..Experts::random(device, &[Kind::W4; 2], 16, 32, &mut random)? };
+    refused(&all, 33, 0, "more than 32 want to be sorted")?;
+    if !device.is_cuda() {
+        refused(&all, 2, 2, "outside the experts")?;
+    }
+    Ok(())
 }
 
 /// A pair of a short k has the bits that it has alone, whichever pairs and experts go with it.
@@ -366,14 +439,14 @@ fn last_expert(device: &Device) -> Outcome {
 
 /// One kernel for both products gives the bits of two products and a SwiGLU; the unequal never take it.
 fn gate_up_as_apart(device: &Device, gate: [Kind; 6], up: [Kind; 6], n: usize, k: usize) -> Outcome {
-    gate_up_by(device, gate, up, [n, k], TILE)
+    gate_up_by(device, gate, up, [n, k], Sorting::Before(TILE))
 }
 
-fn gate_up_by(device: &Device, gate: [Kind; 6], up: [Kind; 6], [n, k]: [usize; 2], tile: usize) -> Outcome {
+fn gate_up_by(device: &Device, gate: [Kind; 6], up: [Kind; 6], [n, k]: [usize; 2], sorting: Sorting) -> Outcome {
     let (share, mut random) = (2, Random::new((n * 7 + k) as u64));
     let mut g = Experts::random(device, &gate, n, k, &mut random)?;
     let u = Experts::random(device, &up, n, k, &mut random)?;
-    g.tile = tile;
+    g.sorting = sorting;
     let experts: Vec<usize> = (0..11 * share).map(|pair| [pair % 5, 5, pair / 7][pair % 3]).collect();
     as_apart(device, &g, &u, share, &experts, &mut random)
 }
@@ -388,8 +461,7 @@ fn as_apart(
 ) -> Outcome {
     let (pairs, n, k) = (experts.len(), g.weights.n(), g.weights.k());
     let x = X::random(device, pairs / share * k, random)?;
-    let (order, tiles) = sorted(experts, g.stored.len(), g.tile);
-    let (order, tiles) = (device.upload(&order)?, device.upload(&tiles)?);
+    let lists = Lists::new(device, experts, g.stored.len(), g.sorting)?;
     let (f32, bf16) = (device.alloc::<f32>(pairs * n)?, device.alloc::<cuda_std::bf16>(pairs * n)?);
     let apart = [device.alloc::<f32>(pairs * n)?, device.alloc::<f32>(pairs * n)?];
     f32.fill(0xFF)?;
@@ -398,9 +470,10 @@ fn as_apart(
         up: &u.weights,
         x: x.acts(),
         x_rows_per_token: share,
-        order: order.view(),
-        tiles: tiles.view(),
-        tile: g.tile,
+        sorting: g.sorting,
+        ids: lists.ids.view(),
+        order: lists.order.view(),
+        tiles: lists.tiles.view(),
         pairs,
         out_f32: f32.view_mut(),
         out_bf16: bf16.view_mut(),
@@ -434,9 +507,10 @@ fn gate_up_refuses(device: &Device) -> Outcome {
         up,
         x: x.acts(),
         x_rows_per_token: 1,
+        sorting: Sorting::Before(TILE),
+        ids: Global::EMPTY,
         order: order.view(),
         tiles: tiles.view(),
-        tile: TILE,
         pairs,
         out_f32: out.view_mut(),
         out_bf16: GlobalMut::EMPTY,
@@ -450,10 +524,11 @@ fn gate_up_refuses(device: &Device) -> Outcome {
     refused(p(&a.weights, &a.weights, 3), "x holds 128, expected 192")?;
     let out_f32 = GlobalMut::from_raw(out.view().addr(), 31);
     refused(GateUp { out_f32, ..p(&a.weights, &a.weights, 2) }, "the f32 output holds 31, expected 32")?;
-    let plans = explain_gate_up(&a.weights, &a.weights, 6, TILE).ok_or("one kernel multiplies both")?;
+    let plans =
+        explain_gate_up(&a.weights, &a.weights, 6, Sorting::Before(TILE)).ok_or("one kernel multiplies both")?;
     equal(
         "operations",
-        &[plans[0].flops(), explain_grouped(&a.weights, 6, TILE)[0].flops()],
+        &[plans[0].flops(), explain_grouped(&a.weights, 6, Sorting::Within)[0].flops()],
         &[4 * 6 * 16 * 64, 2 * 6 * 16 * 64],
     )?;
     gate_up(device, &p(&a.weights, &a.weights, 0))?;
@@ -480,30 +555,40 @@ fn refuses(device: &Device) -> Outcome {
     }
 
     let all = Experts::new(device, vec![a])?;
-    let explained = |weights: &ExpertWeights, tile: usize, want: &str| {
-        let plans = explain_grouped(weights, 4, tile);
+    let explained = |weights: &ExpertWeights, sorting: Sorting, want: &str| {
+        let plans = explain_grouped(weights, 4, sorting);
         let text = plans.iter().map(|plan| plan.to_string()).collect::<Vec<_>>().join("; ");
         check(text == want, || format!("expected `{want}`, found `{text}`"))
     };
     let stream = "w4a16 1 x [16, 32] x 4 rows: grouped_gemm_w4a16, 256 x 8 a block, k in 64s over 1 warps, \
                   4 units, blocks of 256, 90240 shared, 576 weight bytes";
-    explained(&all.weights, TILE, stream)?;
+    explained(&all.weights, Sorting::Before(TILE), stream)?;
+    let within = stream.replace("w4a16,", "w4a16_within,");
+    explained(&all.weights, Sorting::Within, &within)?;
     let short = "w4a16 1 x [144, 256] x 4 rows: grouped_gemm_w4a16_short, 128 x 8 a block, k in 64s over 1 warps, \
                  8 units, blocks of 256, 73984 shared, 20736 weight bytes";
-    explained(&Experts::new(device, vec![make([1, 144, 256], &mut random)])?.weights, TILE, short)?;
+    let of_short = Experts::new(device, vec![make([1, 144, 256], &mut random)])?;
+    explained(&of_short.weights, Sorting::Before(TILE), short)?;
+    explained(&of_short.weights, Sorting::Within, &short.replace("w4a16_short,", "w4a16_within_short,"))?;
     let many = "w4a16 1 x [16, 32] x 4 rows: grouped_gemm_w4a16_m16, 256 x 16 a block, k in 64s in 1 slices, \
                 4 units, blocks of 256, 90240 shared, 576 weight bytes";
-    explained(&all.weights, 2 * TILE, many)?;
-    equal("tiles", &[tile_of_experts(&[&all.weights], 5), tile_of_experts(&[&all.weights], 6)], &[TILE, 2 * TILE])?;
+    explained(&all.weights, Sorting::Before(2 * TILE), many)?;
+    let mixed = Experts::random(device, &[Kind::W4, Kind::Bf16], 16, 32, &mut random)?;
+    let four = Experts::random(device, &[Kind::W4; 64], 16, 32, &mut random)?;
+    let of = |weights: &[&ExpertWeights]| [4, 32, 33, 64 * 6].map(|pairs| Sorting::of(weights, pairs));
+    let [eight, sixteen] = [TILE, 2 * TILE].map(Sorting::Before);
+    equal("sorting", &of(&[&four.weights]), &[Sorting::Within, Sorting::Within, eight, sixteen])?;
+    equal("sorting", &of(&[&four.weights, &mixed.weights]), &[eight; 4])?;
     let x = X::random(device, 4 * 32, &mut random)?;
     let (y, order, tiles) = (device.zeros(4 * 16)?, device.zeros(4)?, device.zeros(13)?);
     let p = |x_rows_per_token, pairs| Grouped {
         weights: &all.weights,
         x: x.acts(),
         x_rows_per_token,
+        sorting: Sorting::Before(TILE),
+        ids: Global::EMPTY,
         order: order.view(),
         tiles: tiles.view(),
-        tile: TILE,
         pairs,
         settled: false,
         y: y.view_mut(),

@@ -9,6 +9,7 @@ mod commit;
 mod device;
 mod draw;
 mod embed;
+mod gated;
 mod linear;
 mod linear_dense;
 mod linear_edges;
@@ -37,6 +38,7 @@ fn main() -> std::process::ExitCode {
     device::cases(&mut suite);
     linear_dense::cases(&mut suite);
     linear_edges::cases(&mut suite);
+    gated::cases(&mut suite);
     linear_grouped::cases(&mut suite);
     linear_tiled::cases(&mut suite);
     block_attention::cases(&mut suite);

@@ -52,8 +52,11 @@ pub struct GroupedRows {
     pub slots: Global<u32>,
     /// Pairs that share a row of `x`: row = pair / pairs_per_row.
     pub pairs_per_row: u32,
-    /// 1: `order` and `tiles` were written before the launch before this one began.
+    /// 1: `order` and `tiles`, or `ids`, were written before the launch before this one began.
     pub settled: u32,
+    /// `[pairs]`: the expert of each; read by kernels that find `order` and `tiles` for themselves.
+    pub ids: Global<u32>,
+    pub experts: u32,
 }
 
 /// In [`GroupedRows::slots`]: this expert's weights have another format.
@@ -168,6 +171,22 @@ pub struct GateUpArgs {
     pub rows: GroupedRows,
     /// `[experts]`: as `rows.slots`, of up.
     pub up_slots: Global<u32>,
+}
+
+/// `out[r, :] = silu(gate x[r]) * (up x[r])` for dense rows, both matrices `[n, k]`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct GatedArgs {
+    pub gate: Global<u32>,
+    pub up: Global<u32>,
+    pub x: Global<bf16>,
+    /// `[rows, n]`, or empty.
+    pub out_f32: GlobalMut<f32>,
+    /// `[rows, n]`, or empty.
+    pub out_bf16: GlobalMut<bf16>,
+    pub shape: StreamShape,
+    /// `y_stride` is that of both results.
+    pub rows: DenseRows,
 }
 
 /// See [`crate::kernels::repack_w4a16`].

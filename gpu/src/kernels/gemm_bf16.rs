@@ -10,9 +10,9 @@
 use cuda_std::{Shared, kernel, warp};
 
 use super::stream::{FRAGMENT, Format, Lane, STEPS, Variant};
-use super::stream_work::{Dense, GateUp, Grouped, stream, wide};
+use super::stream_work::{Dense, GateUp, Gated, Grouped, stream, wide};
 use super::wide::Wide;
-use crate::args::linear::{GateUpArgs, GroupedStreamArgs, StreamArgs};
+use crate::args::linear::{GateUpArgs, GatedArgs, GroupedStreamArgs, StreamArgs};
 use crate::unroll::unroll;
 
 /// Words of an operand that a lane holds.
@@ -151,4 +151,10 @@ pub fn grouped_gemm_bf16(a: GroupedStreamArgs) {
 #[kernel]
 pub fn gate_up_gemm_bf16(a: GateUpArgs) {
     stream!(Bf16, M8, GateUp, a);
+}
+
+/// Gate and up of up to 8 rows a unit, with SwiGLU.
+#[kernel]
+pub fn gated_gemm_bf16(a: GatedArgs) {
+    stream!(Bf16, M8, Gated, a);
 }

@@ -18,11 +18,14 @@ use core::marker::PhantomData;
 
 use cuda_std::{Element, GlobalMut, Shared, bf16, kernel, math, warp};
 
+use super::pairs::{Listed, Within};
 use super::short::Short;
 use super::stream::{FRAGMENT, Format, Lane, STEPS, THREADS, TILE_M, TILE_N, Variant};
-use super::stream_work::{Dense, GateUp, Grouped, gathered_wide, short, stream, wide};
+use super::stream_work::{
+    Dense, GateUp, GateUpWithin, Gated, Grouped, GroupedWithin, gathered_wide, short, stream, wide,
+};
 use super::wide::Wide;
-use crate::args::linear::{GateUpArgs, GroupedStreamArgs, StreamArgs};
+use crate::args::linear::{GateUpArgs, GatedArgs, GroupedStreamArgs, StreamArgs};
 use crate::unroll::unroll;
 
 /// Words of codes that a lane holds of a chunk.
@@ -268,13 +271,37 @@ pub fn gate_up_gemm_w4a16_m16(a: GateUpArgs) {
 /// Rows gathered by expert, a short k, bf16 scales.
 #[kernel(threads = THREADS, blocks = SHORT.blocks)]
 pub fn grouped_gemm_w4a16_short(a: GroupedStreamArgs) {
-    short!(W4a16<bf16>, SHORT, a);
+    short!(W4a16<bf16>, SHORT, Listed, a);
+}
+
+/// Gate and up of up to 8 rows a unit with SwiGLU, bf16 scales.
+#[kernel(threads = THREADS, blocks = M8.blocks)]
+pub fn gated_gemm_w4a16(a: GatedArgs) {
+    stream!(W4a16<bf16>, M8, Gated, a);
 }
 
 /// Gate and up of experts with SwiGLU, bf16 scales.
 #[kernel(threads = THREADS, blocks = M8.blocks)]
 pub fn gate_up_gemm_w4a16(a: GateUpArgs) {
     stream!(W4a16<bf16>, M8, GateUp, a);
+}
+
+/// Few pairs gathered by expert, bf16 scales.
+#[kernel(threads = THREADS, blocks = M8.blocks)]
+pub fn grouped_gemm_w4a16_within(a: GroupedStreamArgs) {
+    stream!(W4a16<bf16>, M8, GroupedWithin, a);
+}
+
+/// Few pairs gathered by expert, a short k, bf16 scales.
+#[kernel(threads = THREADS, blocks = SHORT.blocks)]
+pub fn grouped_gemm_w4a16_within_short(a: GroupedStreamArgs) {
+    short!(W4a16<bf16>, SHORT, Within, a);
+}
+
+/// Gate and up of few pairs' experts with SwiGLU, bf16 scales.
+#[kernel(threads = THREADS, blocks = M8.blocks)]
+pub fn gate_up_gemm_w4a16_within(a: GateUpArgs) {
+    stream!(W4a16<bf16>, M8, GateUpWithin, a);
 }
 
 /// Up to 8 rows a unit, f32 scales.
@@ -328,7 +355,7 @@ pub fn grouped_gemm_w4a16_s32(a: GroupedStreamArgs) {
 /// Rows gathered by expert, a short k, f32 scales.
 #[kernel(threads = THREADS, blocks = SHORT_S32.blocks)]
 pub fn grouped_gemm_w4a16_s32_short(a: GroupedStreamArgs) {
-    short!(W4a16<f32>, SHORT_S32, a);
+    short!(W4a16<f32>, SHORT_S32, Listed, a);
 }
 
 /// Gate and up of experts with SwiGLU, f32 scales.

@@ -22,6 +22,7 @@ pub mod mla_merge;
 pub mod mla_tile;
 pub mod mla_wide;
 pub mod order;
+pub mod pairs;
 pub mod panels;
 pub mod query;
 pub mod repack_bf16;

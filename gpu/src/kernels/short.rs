@@ -15,12 +15,15 @@
 //!
 //! Chunks are added in ascending order, as one slice of k: the bits of the stream, which does not split so short a k.
 
+use core::marker::PhantomData;
+
 use cuda_std::{Global, bf16, math, mma, thread, warp};
 
+use super::pairs::Pairs;
 use super::ring::{Ring, Stage, ring_bytes};
 use super::stream::{CHUNK_K, FRAGMENT, Format, LANE_K, Lane, SKIP, STEP_K, STEPS, TILE_M, TILE_N, WARPS};
-use super::stream_rows::{Gathered, Rows};
-use super::stream_work::{gathered, leave};
+use super::stream_rows::Rows;
+use super::stream_work::leave;
 use crate::args::linear::GroupedStreamArgs;
 use crate::unroll::unroll;
 
@@ -62,25 +65,26 @@ struct Place {
 
 /// What all places of a launch share.
 #[derive(Clone, Copy)]
-struct Walk {
+struct Walk<P> {
     a: GroupedStreamArgs,
     /// Tiles of a matrix.
     tiles: u32,
     /// From a warp's tile to its next: matrices and tiles.
     by: [u32; 2],
+    pairs: PhantomData<P>,
 }
 
-impl Walk {
+impl<P: Pairs> Walk<P> {
     #[inline(always)]
     fn of(a: GroupedStreamArgs) -> Self {
         let tiles = a.shape.n.div_ceil(TILE_N as u32);
-        Self { a, tiles, by: [math::div(WARPS, tiles), math::rem(WARPS, tiles)] }
+        Self { a, tiles, by: [math::div(WARPS, tiles), math::rem(WARPS, tiles)], pairs: PhantomData }
     }
 
     /// The warp's first tile. Blocks' runs differ by one tile at most, the longer ones evenly among them.
     #[inline(always)]
     fn start(self) -> Place {
-        let (all, grid) = (self.a.rows.tiles.get(0) * self.tiles, thread::grid_dim_x());
+        let (all, grid) = (P::tiles(&self.a.rows) * self.tiles, thread::grid_dim_x());
         let (each, more) = (math::div(all, grid), math::rem(all, grid));
         let begin = |block: u32| block * each + math::div(block * more, grid);
         let (block, warp) = (thread::block_idx_x(), warp::warp_id());
@@ -98,8 +102,7 @@ impl Walk {
     #[inline(always)]
     fn look_up(self, place: &mut Place) {
         loop {
-            let (expert, _) = gathered(self.a.rows, self.a.shape, place.pairs, 0);
-            place.matrix = self.a.rows.slots.get(expert as usize);
+            place.matrix = P::rows(&self.a.rows, self.a.shape, place.pairs).1;
             if place.matrix != SKIP {
                 return;
             }
@@ -147,10 +150,10 @@ struct Inputs {
 
 impl Inputs {
     #[inline(always)]
-    fn of(x: Global<bf16>, rows: Gathered) -> Self {
+    fn of<R: Rows>(x: Global<bf16>, rows: R, k: u32) -> Self {
         let Lane { g, c } = Lane::this();
         let count = rows.count();
-        let (first, left) = (rows.x(g.min(count - 1)) + c * LANE_K, (rows.k as usize).saturating_sub(c * LANE_K));
+        let (first, left) = (rows.x(g.min(count - 1)) + c * LANE_K, (k as usize).saturating_sub(c * LANE_K));
         let mut operands = [[[0; 4]; STEPS]; CHUNKS];
         unroll!(i in 0 1 2 3; {
             unroll!(step in 0 1; {
@@ -168,7 +171,7 @@ impl Inputs {
 
 /// One warp's tiles.
 #[inline(always)]
-pub fn run<F: Format, const DEPTH: usize>(a: GroupedStreamArgs) {
+pub fn run<F: Format, P: Pairs, const DEPTH: usize>(a: GroupedStreamArgs) {
     let words = CHUNKS * F::TILE_WORDS;
     let ring = Ring::<1, DEPTH>::new(warp::warp_id() as usize * ring_bytes(DEPTH, words), words);
     let (lane, n) = (Lane::this(), a.shape.n as usize);
@@ -177,7 +180,8 @@ pub fn run<F: Format, const DEPTH: usize>(a: GroupedStreamArgs) {
         thread::wait_for_previous();
         thread::start_next();
     }
-    let walk = Walk::of(a);
+    P::prepare(&a.rows);
+    let walk = Walk::<P>::of(a);
     let mut now = walk.start();
     if now.left == 0 {
         return leave(settled);
@@ -198,8 +202,8 @@ pub fn run<F: Format, const DEPTH: usize>(a: GroupedStreamArgs) {
     }
     let mut stage = Stage::FIRST;
     let mut free = DEPTH as u32 - 1;
-    let rows = |place: Place| gathered(a.rows, a.shape, place.pairs, 0).1.rows;
-    let mut inputs = Inputs::of(a.x, rows(now));
+    let rows = |place: Place| P::rows(&a.rows, a.shape, place.pairs).0;
+    let mut inputs = Inputs::of(a.x, rows(now), a.shape.k);
     loop {
         ring.wait(stage);
         // All lanes have seen the stage, and all have read the one that is filled now.
@@ -229,7 +233,7 @@ pub fn run<F: Format, const DEPTH: usize>(a: GroupedStreamArgs) {
             return;
         }
         if other {
-            inputs = Inputs::of(a.x, rows(now));
+            inputs = Inputs::of(a.x, rows(now), a.shape.k);
         }
         free = stage.index;
         stage = stage.next::<DEPTH>();

@@ -196,6 +196,13 @@ pub const SKIP: u32 = u32::MAX;
 pub trait Work: Copy {
     type Rows: Rows;
 
+    /// Whether the work itself takes so many registers that few are left.
+    const TIGHT: bool = false;
+
+    /// Comes before all that follows, once what the launch before the last wrote may be read.
+    #[inline(always)]
+    fn prepare(&self) {}
+
     /// Whether units and weights may be read while the launch before this one runs.
     fn settled(&self) -> bool;
 
@@ -473,6 +480,7 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
         thread::wait_for_previous();
         thread::start_next();
     }
+    work.prepare();
     if work.rows() == 0 {
         return leave(settled);
     }
@@ -522,8 +530,13 @@ pub fn run<F: Format, W: Work, const NT: usize, const MT: usize, const CHUNKS: u
         }
         if MT <= EARLY {
             let exchange = Sums::<NT, MT> { partial: partial(buffer), split: shape.k_split };
+            // Where registers are few, not held through the loop over k.
+            let (warp, lane) = match W::TIGHT {
+                true => (thread::opaque(warp as u32) as usize, thread::opaque(warp::lane_id()) as usize),
+                false => (warp, lane.index()),
+            };
             unroll!(t in 0 1 2 3 below NT; {
-                put::<F, MT>(exchange.partial, Sums::<NT, MT>::at(warp, t, 0, 0, lane.index()), sums[t]);
+                put::<F, MT>(exchange.partial, Sums::<NT, MT>::at(warp, t, 0, 0, lane), sums[t]);
             });
             thread::sync_threads();
             work.finish(&turn.unit, 0, &exchange);

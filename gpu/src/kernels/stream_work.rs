@@ -1,11 +1,14 @@
 //! What the launches of [`super::stream`] multiply: dense rows, rows gathered by expert, and gate and up of experts
 //! with SwiGLU between them and memory.
 
-use cuda_std::{Global, math, thread};
+use core::marker::PhantomData;
 
+use cuda_std::{Global, GlobalMut, bf16, math, thread};
+
+use super::pairs::{Listed, Pairs, Within};
 use super::stream::{FEW_ROWS, SKIP, Sums, TILE_N, Unit, WARPS, Work};
-use super::stream_rows::{Gathered, Rows as _, Strided, each, store};
-use crate::args::linear::{ABSENT, GateUpArgs, GroupedRows, GroupedStreamArgs, StreamArgs, StreamShape};
+use super::stream_rows::{Rows, Strided, each, store};
+use crate::args::linear::{ABSENT, GateUpArgs, GatedArgs, GroupedStreamArgs, StreamArgs, StreamShape};
 
 /// Runs a variant of the stream over one kind of work.
 macro_rules! stream {
@@ -18,7 +21,7 @@ macro_rules! stream {
             { $variant.mt },
             { $variant.chunks },
             { $variant.depth },
-        >($work::<{ $variant.nt }>($a), $a.x, $a.shape)
+        >($work::<{ $variant.nt }>::new($a), $a.x, $a.shape)
     };
 }
 pub(crate) use stream;
@@ -51,16 +54,16 @@ macro_rules! gathered_wide {
             { $variant.mt },
             { $variant.chunks },
             { $variant.depth },
-        >($work::<{ $variant.nt }>(own), $a.x, $a.shape)
+        >($work::<{ $variant.nt }>::new(own), $a.x, $a.shape)
     }};
 }
 pub(crate) use gathered_wide;
 
 /// Runs gathered products of a short k.
 macro_rules! short {
-    ($format:ty, $short:expr, $a:ident) => {
+    ($format:ty, $short:expr, $pairs:ty, $a:ident) => {
         cuda_std::thread::expect_blocks::<{ $crate::kernels::stream::THREADS }, { $short.blocks }>();
-        $crate::kernels::short::run::<$format, { $short.depth }>($a)
+        $crate::kernels::short::run::<$format, $pairs, { $short.depth }>($a)
     };
 }
 pub(crate) use short;
@@ -89,6 +92,13 @@ fn tile_of(shape: StreamShape, block: u32, team: u32, t: u32, tiles_of_team: u32
 /// Rows at fixed strides, in blocks, within entries of the batch.
 #[derive(Clone, Copy)]
 pub struct Dense<const NT: usize>(pub StreamArgs);
+
+impl<const NT: usize> Dense<NT> {
+    #[inline(always)]
+    pub fn new(a: StreamArgs) -> Self {
+        Self(a)
+    }
+}
 
 impl<const NT: usize> Work for Dense<NT> {
     type Rows = Strided;
@@ -132,27 +142,30 @@ impl<const NT: usize> Work for Dense<NT> {
     }
 }
 
-/// The pairs of a tile of them, and its expert.
-#[inline(always)]
-pub fn gathered(rows: GroupedRows, shape: StreamShape, tile: u32, block: u32) -> (u32, Unit<Gathered>) {
-    let word = |i| rows.tiles.get(1 + tile as usize * 3 + i);
-    let pairs = Gathered {
-        order: rows.order,
-        first: word(1),
-        count: word(2),
-        pairs_per_row: rows.pairs_per_row,
-        n: shape.n,
-        k: shape.k,
-    };
-    (word(0), Unit { block, rows: pairs, matrices: [SKIP; 2] })
-}
-
 /// Rows gathered by expert: a block of rows is a tile of pairs.
 #[derive(Clone, Copy)]
-pub struct Grouped<const NT: usize>(pub GroupedStreamArgs);
+pub struct GroupedBy<P, const NT: usize>(pub GroupedStreamArgs, PhantomData<P>);
 
-impl<const NT: usize> Work for Grouped<NT> {
-    type Rows = Gathered;
+/// The same, sorted before.
+pub type Grouped<const NT: usize> = GroupedBy<Listed, NT>;
+/// The same, few pairs.
+pub type GroupedWithin<const NT: usize> = GroupedBy<Within, NT>;
+
+impl<P, const NT: usize> GroupedBy<P, NT> {
+    #[inline(always)]
+    pub fn new(a: GroupedStreamArgs) -> Self {
+        Self(a, PhantomData)
+    }
+}
+
+impl<P: Pairs, const NT: usize> Work for GroupedBy<P, NT> {
+    type Rows = P::Rows;
+    const TIGHT: bool = P::TIGHT;
+
+    #[inline(always)]
+    fn prepare(&self) {
+        P::prepare(&self.0.rows);
+    }
 
     #[inline(always)]
     fn settled(&self) -> bool {
@@ -166,7 +179,7 @@ impl<const NT: usize> Work for Grouped<NT> {
 
     #[inline(always)]
     fn rows(&self) -> u32 {
-        self.0.rows.tiles.get(0)
+        P::tiles(&self.0.rows)
     }
 
     /// One expert's: its rows of x stay near.
@@ -176,28 +189,46 @@ impl<const NT: usize> Work for Grouped<NT> {
     }
 
     #[inline(always)]
-    fn unit(&self, rows: u32, block: u32) -> Unit<Gathered> {
-        let (expert, unit) = gathered(self.0.rows, self.0.shape, rows, block);
-        Unit { matrices: [self.0.rows.slots.get(expert as usize), 0], ..unit }
+    fn unit(&self, rows: u32, block: u32) -> Unit<P::Rows> {
+        let (rows, matrix) = P::rows(&self.0.rows, self.0.shape, rows);
+        Unit { block, rows, matrices: [matrix, 0] }
     }
 
     #[inline(always)]
-    fn tile(&self, unit: &Unit<Gathered>, team: u32, t: u32) -> (Global<u32>, u32, u32) {
+    fn tile(&self, unit: &Unit<P::Rows>, team: u32, t: u32) -> (Global<u32>, u32, u32) {
         (self.0.weights, unit.matrices[0], tile_of(self.0.shape, unit.block, team, t, NT as u32))
     }
 
     #[inline(always)]
-    fn finish<const PASS: usize, const M: usize>(&self, unit: &Unit<Gathered>, first: u32, sums: &Sums<PASS, M>) {
+    fn finish<const PASS: usize, const M: usize>(&self, unit: &Unit<P::Rows>, first: u32, sums: &Sums<PASS, M>) {
         store(self.0.y, unit, (first, NT as u32), sums, self.0.shape, false);
     }
 }
 
 /// Gate and up of experts: tile 0 of a team is of gate, tile 1 the same rows of up.
 #[derive(Clone, Copy)]
-pub struct GateUp<const NT: usize>(pub GateUpArgs);
+pub struct GateUpBy<P, const NT: usize>(pub GateUpArgs, PhantomData<P>);
 
-impl<const NT: usize> Work for GateUp<NT> {
-    type Rows = Gathered;
+/// The same, sorted before.
+pub type GateUp<const NT: usize> = GateUpBy<Listed, NT>;
+/// The same, few pairs.
+pub type GateUpWithin<const NT: usize> = GateUpBy<Within, NT>;
+
+impl<P, const NT: usize> GateUpBy<P, NT> {
+    #[inline(always)]
+    pub fn new(a: GateUpArgs) -> Self {
+        Self(a, PhantomData)
+    }
+}
+
+impl<P: Pairs, const NT: usize> Work for GateUpBy<P, NT> {
+    type Rows = P::Rows;
+    const TIGHT: bool = P::TIGHT;
+
+    #[inline(always)]
+    fn prepare(&self) {
+        P::prepare(&self.0.rows);
+    }
 
     #[inline(always)]
     fn settled(&self) -> bool {
@@ -211,7 +242,7 @@ impl<const NT: usize> Work for GateUp<NT> {
 
     #[inline(always)]
     fn rows(&self) -> u32 {
-        self.0.rows.tiles.get(0)
+        P::tiles(&self.0.rows)
     }
 
     /// As above. With many tiles an expert, blocks side by side in memory are faster.
@@ -221,33 +252,97 @@ impl<const NT: usize> Work for GateUp<NT> {
     }
 
     #[inline(always)]
-    fn unit(&self, rows: u32, block: u32) -> Unit<Gathered> {
-        let (expert, unit) = gathered(self.0.rows, self.0.shape, rows, block);
-        let slots = [self.0.rows.slots, self.0.up_slots];
-        Unit { matrices: slots.map(|slots| slots.get(expert as usize)), ..unit }
+    fn unit(&self, rows: u32, block: u32) -> Unit<P::Rows> {
+        let (pairs, gate) = P::rows(&self.0.rows, self.0.shape, rows);
+        let up = P::other(&self.0.rows, self.0.up_slots, rows, gate);
+        Unit { block, rows: pairs, matrices: [gate, up] }
     }
 
     #[inline(always)]
-    fn tile(&self, unit: &Unit<Gathered>, team: u32, t: u32) -> (Global<u32>, u32, u32) {
+    fn tile(&self, unit: &Unit<P::Rows>, team: u32, t: u32) -> (Global<u32>, u32, u32) {
         let weights = if t == 0 { self.0.gate } else { self.0.up };
         (weights, unit.matrices[t as usize % 2], tile_of(self.0.shape, unit.block, team, 0, 1))
     }
 
     #[inline(always)]
-    fn finish<const PASS: usize, const M: usize>(&self, unit: &Unit<Gathered>, first: u32, sums: &Sums<PASS, M>) {
-        each(unit, self.0.shape, [first, 1, 1], |m, n, team, _, row| {
-            let gate = sums.get(team, 0, row, m);
-            let up = sums.get(team, 1, row, m);
-            let value = math::silu(gate) * up;
-            let to = unit.rows.y(m) + n;
-            if !self.0.out_f32.is_empty() {
-                self.0.out_f32.set(to, value);
-            }
-            if !self.0.out_bf16.is_empty() {
-                self.0.out_bf16.set(to, math::to_bf16(value));
-            }
-        });
+    fn finish<const PASS: usize, const M: usize>(&self, unit: &Unit<P::Rows>, first: u32, sums: &Sums<PASS, M>) {
+        store_gated((self.0.out_f32, self.0.out_bf16), unit, first, sums, self.0.shape);
     }
+}
+
+/// Gate and up of dense rows, as above.
+#[derive(Clone, Copy)]
+pub struct Gated<const NT: usize>(GatedArgs);
+
+impl<const NT: usize> Gated<NT> {
+    #[inline(always)]
+    pub fn new(a: GatedArgs) -> Self {
+        Self(a)
+    }
+}
+
+impl<const NT: usize> Work for Gated<NT> {
+    type Rows = Strided;
+    const TIGHT: bool = true;
+
+    #[inline(always)]
+    fn settled(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn runs(&self) -> u32 {
+        runs(self.0.shape, 1)
+    }
+
+    #[inline(always)]
+    fn rows(&self) -> u32 {
+        math::div(self.0.rows.rows + self.0.rows.rows_per_block - 1, self.0.rows.rows_per_block)
+    }
+
+    #[inline(always)]
+    fn neighbours(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn unit(&self, rows: u32, block: u32) -> Unit<Strided> {
+        Unit { block, rows: Strided::of(self.0.rows, 0, rows), matrices: [0; 2] }
+    }
+
+    #[inline(always)]
+    fn tile(&self, unit: &Unit<Strided>, team: u32, t: u32) -> (Global<u32>, u32, u32) {
+        let weights = if t == 0 { self.0.gate } else { self.0.up };
+        (weights, 0, tile_of(self.0.shape, unit.block, team, 0, 1))
+    }
+
+    #[inline(always)]
+    fn finish<const PASS: usize, const M: usize>(&self, unit: &Unit<Strided>, first: u32, sums: &Sums<PASS, M>) {
+        store_gated((self.0.out_f32, self.0.out_bf16), unit, first, sums, self.0.shape);
+    }
+}
+
+/// Stores gate and up together: tiles 0 and 1 of a team.
+#[inline(always)]
+fn store_gated<R: Rows, const PASS: usize, const MT: usize>(
+    (out_f32, out_bf16): (GlobalMut<f32>, GlobalMut<bf16>),
+    unit: &Unit<R>,
+    first: u32,
+    sums: &Sums<PASS, MT>,
+    shape: StreamShape,
+) {
+    each(unit, shape, [first, 1, 1], |m, n, team, _, row| {
+        let gate = sums.get(team, 0, row, m);
+        let up = sums.get(team, 1, row, m);
+        let value = math::silu(gate) * up;
+        let to = unit.rows.y(m) + n;
+        if !out_f32.is_empty() {
+            out_f32.set(to, value);
+        }
+        if !out_bf16.is_empty() {
+            out_bf16.set(to, math::to_bf16(value));
+        }
+    });
 }
 
 // A slot that has no matrix here is a unit that is not multiplied here.

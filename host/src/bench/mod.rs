@@ -11,6 +11,7 @@
 
 mod absorb;
 mod attention;
+mod experts;
 mod memory;
 mod positions;
 mod products;
@@ -24,6 +25,7 @@ use crate::device::{Device, DeviceError, Result};
 use crate::kernels::KvFormat;
 use crate::linear::Variant;
 use crate::selfcheck::Random;
+pub use experts::Shared;
 pub use memory::Memory;
 pub use routing::Routing;
 pub use stored::Numbers;
@@ -64,6 +66,8 @@ pub struct Options {
     pub routing: Routing,
     /// How experts are stored.
     pub numbers: Numbers,
+    /// How the shared expert runs; without one where nothing is said.
+    pub shared: Option<Shared>,
     /// The kernel of dense products, in place of the one that `linear` takes.
     pub variant: Option<Variant>,
 }
@@ -102,7 +106,8 @@ pub type Family = (&'static str, for<'a> fn(&'a Device, &'a Options) -> Result<C
 
 /// Every family.
 pub const FAMILIES: &[Family] = &[
-    ("experts", products::experts),
+    ("experts", experts::experts),
+    ("gate", products::gate),
     ("w4a16", products::w4a16),
     ("w4a16-f32", products::w4a16_f32),
     ("bf16", products::bf16),
@@ -227,7 +232,8 @@ mod tests {
             ],
             rows: &[1],
         },
-        Asked { family: "experts", shapes: &["64x64", "64x256"], rows: &[1, 16] },
+        // Sorted by the blocks, by lists of 8, by lists of 16.
+        Asked { family: "experts", shapes: &["64x64", "64x256"], rows: &[1, 5, 16] },
         Asked { family: "tree", shapes: &["8", "1024"], rows: &[8, 1024] },
         Asked { family: "block", shapes: &["20", "20:64"], rows: &[1] },
     ];
@@ -244,7 +250,9 @@ mod tests {
         match family {
             "experts" => [Numbers::W4a16, Numbers::W4a16F32, Numbers::Bf16, Numbers::F32]
                 .map(|numbers| Options { numbers, ..usual.clone() })
-                .to_vec(),
+                .into_iter()
+                .chain([Shared::Beside, Shared::After].map(|how| Options { shared: Some(how), ..usual.clone() }))
+                .collect(),
             "w4a16" | "w4a16-f32" | "bf16" => Variant::ALL
                 .into_iter()
                 .map(|variant| Options { variant: Some(variant), ..usual.clone() })

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
-use crate::bench::{Numbers, Routing};
+use crate::bench::{Numbers, Routing, Shared};
 use crate::device::Choice;
 use crate::kernels::{KvFormat, Sampling};
 use crate::linear::Variant;
@@ -488,6 +488,9 @@ pub struct BenchKernel {
     /// How experts are stored
     #[arg(long, value_enum, default_value = "w4a16")]
     pub format: Numbers,
+    /// Time a layer's experts with the shared one, and how it runs
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub shared: Option<Shared>,
     /// The kernel of dense products by the end of its name (m8, wide16, tiled, …), not the one that the engine takes
     #[arg(long, value_name = "VARIANT")]
     pub variant: Option<Variant>,

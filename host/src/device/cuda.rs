@@ -4,6 +4,7 @@
 //! thread first, so a device can be used from any thread. A graph is recorded on a stream of its own: launches of other
 //! threads go on to the ordinary one meanwhile. After a fault of a kernel every call answers that fault.
 
+mod beside;
 mod card;
 mod report;
 mod staging;
@@ -30,7 +31,11 @@ pub struct CudaDevice {
     recording: Mutex<()>,
     /// The thread that records it: its launches go into the graph.
     recorder: Mutex<Option<ThreadId>>,
-    /// Buffers dropped by that thread meanwhile; freeing one would spoil the recording.
+    /// Held while something is queued beside other work.
+    besides: Mutex<()>,
+    /// The thread whose launches go to the second stream.
+    beside: Mutex<Option<ThreadId>>,
+    /// Buffers dropped by the thread that records, meanwhile; freeing one would spoil the recording.
     dropped: Mutex<Vec<u64>>,
     /// Pinned memory for large writes, from the first of them until `loaded`.
     staging: Mutex<Option<Staging>>,
@@ -85,6 +90,8 @@ impl CudaDevice {
             card: Arc::new(Card::open(ordinal, ptx, shared)?),
             recording: Mutex::default(),
             recorder: Mutex::default(),
+            besides: Mutex::default(),
+            beside: Mutex::default(),
             dropped: Mutex::default(),
             staging: Mutex::default(),
         })
@@ -209,11 +216,12 @@ impl CudaDevice {
             let what = format!("{threads} threads a block; whole warps up to {MAX_THREADS} are possible");
             return Err(DeviceError::Contract { kernel, what });
         }
-        let recording = self.is_recording();
+        let (recording, beside) = (self.is_recording(), self.is_beside());
         self.card.call(|card| {
             let of = dims;
             let function = card.function(kernel, dims.shared)?;
-            let stream = if recording { card.recorder() } else { card.stream() };
+            let pair = if recording { card.recorders() } else { card.streams() };
+            let stream = pair[usize::from(beside)].as_inner();
             let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
             let mut params = [args.cast_mut()];
             let (params, extra) = (params.as_mut_ptr(), std::ptr::null_mut());

@@ -111,6 +111,7 @@ driver! {
     fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, priority: c_int);
     fn cuStreamDestroy_v2(stream: CUstream);
     fn cuStreamSynchronize(stream: CUstream);
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_int);
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
     fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);

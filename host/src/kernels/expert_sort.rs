@@ -17,7 +17,7 @@ pub struct ExpertSort {
     pub tiles: GlobalMut<u32>,
     pub pairs: usize,
     pub experts: usize,
-    /// Pairs of a tile at most: 8, or what [`crate::linear::tile_of_experts`] says.
+    /// Pairs of a tile at most: 8, or what [`crate::linear::Sorting`] says.
     pub tile: usize,
 }
 

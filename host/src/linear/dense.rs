@@ -101,7 +101,7 @@ impl Product<'_> {
     }
 
     /// That sizes fit, and that lanes can read 16 bytes of x at once.
-    fn check_rows(&self, plan: &Plan) -> Result<()> {
+    pub(super) fn check_rows(&self, plan: &Plan) -> Result<()> {
         let (name, x) = (plan.kernel, self.x.bf16);
         self.check(name, plan, x.len())?;
         let strides = [(self.x_stride, self.rows), (self.x_batch, self.weight.batch())];

@@ -1,10 +1,10 @@
 //! `gate_up`: `silu(gate x) * (up x)` of rows gathered by expert, the first half of an expert's SwiGLU.
 
 use cuda_std::{Global, GlobalMut, Kernel, bf16};
-use gpu::args::linear::{GateUpArgs, GroupedRows, StreamShape};
+use gpu::args::linear::{GateUpArgs, StreamShape};
 
 use super::grouped::{ExpertPool, Gathered, aligned_x};
-use super::plan::{Plan, gate_up_entry};
+use super::plan::{Plan, Sorting, gate_up_entry};
 use super::pool::Kind;
 use super::{ExpertWeights, Grouped, grouped_linear};
 use crate::device::{Device, Result};
@@ -17,12 +17,13 @@ const GATE_UP: &str = "gate_up";
 pub struct GateUp<'a> {
     pub gate: &'a ExpertWeights,
     pub up: &'a ExpertWeights,
-    /// As in [`Grouped`], as are the five that follow.
+    /// As in [`Grouped`], as are the six that follow.
     pub x: Acts,
     pub x_rows_per_token: usize,
+    pub sorting: Sorting,
+    pub ids: Global<u32>,
     pub order: Global<u32>,
     pub tiles: Global<u32>,
-    pub tile: usize,
     pub pairs: usize,
     /// `[pairs, n]`, or `EMPTY`.
     pub out_f32: GlobalMut<f32>,
@@ -37,13 +38,13 @@ fn together(gate: &ExpertWeights, up: &ExpertWeights) -> bool {
     gate.kinds() == up.kinds() && !gate.kinds().contains(&Kind::F32)
 }
 
-fn plan(experts: &ExpertPool, weights: &ExpertWeights, pairs: usize, tile: usize) -> Option<Plan> {
-    Plan::gate_up(experts, weights.n(), weights.k(), pairs, tile)
+fn plan(experts: &ExpertPool, weights: &ExpertWeights, pairs: usize, sorting: Sorting) -> Option<Plan> {
+    Plan::gate_up(experts, weights.n(), weights.k(), pairs, sorting)
 }
 
-/// How [`gate_up`] would run with `pairs` pairs in tiles of `tile`, where one kernel multiplies both.
-pub fn explain_gate_up(gate: &ExpertWeights, up: &ExpertWeights, pairs: usize, tile: usize) -> Option<Vec<Plan>> {
-    together(gate, up).then(|| gate.pools().iter().filter_map(|experts| plan(experts, gate, pairs, tile)).collect())
+/// How [`gate_up`] would run with `pairs` pairs, where one kernel multiplies both.
+pub fn explain_gate_up(gate: &ExpertWeights, up: &ExpertWeights, pairs: usize, sorting: Sorting) -> Option<Vec<Plan>> {
+    together(gate, up).then(|| gate.pools().iter().filter_map(|experts| plan(experts, gate, pairs, sorting)).collect())
 }
 
 /// Queues both products and what combines them: one launch for each format present, or three where the formats of an
@@ -70,8 +71,8 @@ pub fn gate_up(device: &Device, p: &GateUp) -> Result<()> {
     }
     for (gate, up) in p.gate.pools().iter().zip(p.up.pools()) {
         // `together` has seen that none is f32.
-        let Some(entry) = gate_up_entry(gate.pool.kind, p.tile) else { continue };
-        let Some(plan) = plan(gate, p.gate, p.pairs, p.tile) else { continue };
+        let Some(entry) = gate_up_entry(gate.pool.kind, p.sorting) else { continue };
+        let Some(plan) = plan(gate, p.gate, p.pairs, p.sorting) else { continue };
         p.launch(device, plan, entry, [gate, up])?;
     }
     Ok(())
@@ -85,10 +86,9 @@ impl GateUp<'_> {
         entry: &Kernel<GateUpArgs>,
         [gate, up]: [&ExpertPool; 2],
     ) -> Result<()> {
-        let Self { x_rows_per_token, order, tiles, tile, pairs, out_f32, out_bf16, .. } = *self;
+        let Self { x_rows_per_token, sorting, ids, order, tiles, pairs, out_f32, out_bf16, .. } = *self;
         let (name, x, weights) = (entry.name(), self.x.bf16, self.gate);
-        let gathered =
-            Gathered { weights, x_len: x.len(), x_rows_per_token, pairs, order: order.len(), tiles: tiles.len(), tile };
+        let gathered = Gathered { weights, x_len: x.len(), x_rows_per_token, pairs, sorting, ids, order, tiles };
         gathered.check(name, plan.format, gate.pool.kind)?;
         aligned_x(name, weights.name(), x.addr())?;
         for (what, len) in [("the f32 output", out_f32.len()), ("the bf16 output", out_bf16.len())] {
@@ -103,13 +103,8 @@ impl GateUp<'_> {
             out_f32,
             out_bf16,
             shape: StreamShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split as u32 },
-            rows: GroupedRows {
-                order,
-                tiles,
-                slots: gate.slots.view(),
-                pairs_per_row: x_rows_per_token as u32,
-                settled: 0,
-            },
+            // Gate and up are of one kind, and so in the same slots.
+            rows: gathered.rows(gate, false),
             up_slots: up.slots.view(),
         };
         device.launch_overlapping(entry, plan.dims(device), args)
@@ -117,11 +112,11 @@ impl GateUp<'_> {
 }
 
 fn apart(device: &Device, p: &GateUp) -> Result<()> {
-    let GateUp { x, x_rows_per_token, order, tiles, tile, pairs, apart, .. } = *p;
+    let GateUp { x, x_rows_per_token, sorting, ids, order, tiles, pairs, apart, .. } = *p;
     for (weights, y) in [p.gate, p.up].into_iter().zip(apart) {
         grouped_linear(
             device,
-            &Grouped { weights, x, x_rows_per_token, order, tiles, tile, pairs, settled: false, y },
+            &Grouped { weights, x, x_rows_per_token, sorting, ids, order, tiles, pairs, settled: false, y },
         )?;
     }
     let read = |y: GlobalMut<f32>| Global::from_raw(y.addr(), y.len());

@@ -3,8 +3,9 @@
 use cuda_std::{Global, GlobalMut, Kernel};
 use gpu::args::linear::{ABSENT, GemmShape, GroupedGemmArgs, GroupedRows, GroupedStreamArgs, StreamShape};
 use gpu::kernels::gemm_f32::GROUPED_GEMM_F32;
+use gpu::kernels::pairs::FEW;
 
-use super::plan::{Plan, grouped_entry, most_pairs};
+use super::plan::{Plan, Sorting, grouped_entry, most_pairs, sorts_within};
 use super::pool::{Kind, Pool};
 use super::{Format, HostWeight, Upload};
 use crate::device::{Buffer, Device, DeviceError, Result};
@@ -129,8 +130,8 @@ impl ExpertWeights {
     }
 
     /// One plan a pool.
-    pub(super) fn plans(&self, pairs: usize, tile: usize) -> impl Iterator<Item = Plan> {
-        self.pools.iter().map(move |p| Plan::grouped(p, self.n, self.k, pairs, tile))
+    pub(super) fn plans(&self, pairs: usize, sorting: Sorting) -> impl Iterator<Item = Plan> {
+        self.pools.iter().map(move |p| Plan::grouped(p, self.n, self.k, pairs, sorting))
     }
 }
 
@@ -141,14 +142,15 @@ pub struct Grouped<'a> {
     pub x: Acts,
     /// Pairs that share a row of x: top_k where a token's row goes to all its experts, 1 where each pair has its own.
     pub x_rows_per_token: usize,
-    /// `[pairs]`: pairs sorted by expert.
+    pub sorting: Sorting,
+    /// Of [`Sorting::Within`], `[pairs]`: the expert of each.
+    pub ids: Global<u32>,
+    /// Of [`Sorting::Before`], as the next; `[pairs]`: pairs sorted by expert.
     pub order: Global<u32>,
     /// `[1 + 3 * pairs]`: the number of tiles, then for each: expert, first index into `order`, count 1..=tile.
     pub tiles: Global<u32>,
-    /// Pairs of a tile at most: 8, or what [`super::tile_of_experts`] says.
-    pub tile: usize,
     pub pairs: usize,
-    /// Whether `order` and `tiles` were written before the launch before this one.
+    /// Whether `ids`, or `order` and `tiles`, were written before the launch before this one.
     pub settled: bool,
     /// `[pairs, n]`, indexed by pair.
     pub y: GlobalMut<f32>,
@@ -156,21 +158,14 @@ pub struct Grouped<'a> {
 
 impl Grouped<'_> {
     fn check(&self, name: &'static str, (format, kind): (Format, Kind), x_len: usize) -> Result<()> {
-        let Self { weights, x_rows_per_token, pairs, order, tiles, tile, .. } = *self;
-        let (order, tiles) = (order.len(), tiles.len());
-        let gathered = Gathered { weights, x_len, x_rows_per_token, pairs, order, tiles, tile };
+        let gathered = self.gathered(x_len);
         gathered.check(name, format, kind)?;
-        gathered.holds(name, "y", self.y.len(), pairs * weights.n)
+        gathered.holds(name, "y", self.y.len(), self.pairs * self.weights.n)
     }
 
-    fn rows(&self, experts: &ExpertPool) -> GroupedRows {
-        GroupedRows {
-            order: self.order,
-            tiles: self.tiles,
-            slots: experts.slots.view(),
-            pairs_per_row: self.x_rows_per_token as u32,
-            settled: self.settled as u32,
-        }
+    fn gathered(&self, x_len: usize) -> Gathered<'_> {
+        let Self { weights, x_rows_per_token, pairs, sorting, ids, order, tiles, .. } = *self;
+        Gathered { weights, x_len, x_rows_per_token, pairs, sorting, ids, order, tiles }
     }
 
     fn launch_f32(&self, device: &Device, (experts, plan): (&ExpertPool, Plan)) -> Result<()> {
@@ -180,7 +175,7 @@ impl Grouped<'_> {
         let wide = x.addr().is_multiple_of(WIDE as u64) && (plan.k * size_of::<f32>()).is_multiple_of(WIDE);
         let (n, k, k_split) = (plan.n as u32, plan.k as u32, plan.k_split as u32);
         let shape = GemmShape { n, k, k_split, wide: wide as u32 };
-        let (weights, rows) = (experts.pool.f32(), self.rows(experts));
+        let (weights, rows) = (experts.pool.f32(), self.gathered(x.len()).rows(experts, self.settled));
         device.launch(&GROUPED_GEMM_F32, plan.dims_f32(true), GroupedGemmArgs { weights, x, y: self.y, shape, rows })
     }
 
@@ -194,7 +189,7 @@ impl Grouped<'_> {
         self.check(entry.name(), (plan.format, experts.pool.kind), x.len())?;
         aligned_x(entry.name(), &self.weights.name, x.addr())?;
         let shape = StreamShape { n: plan.n as u32, k: plan.k as u32, k_split: plan.k_split as u32 };
-        let (weights, rows) = (experts.pool.words(), self.rows(experts));
+        let (weights, rows) = (experts.pool.words(), self.gathered(x.len()).rows(experts, self.settled));
         device.launch_overlapping(entry, plan.dims(device), GroupedStreamArgs { weights, x, y: self.y, shape, rows })
     }
 }
@@ -212,9 +207,10 @@ pub(super) struct Gathered<'a> {
     pub x_len: usize,
     pub x_rows_per_token: usize,
     pub pairs: usize,
-    pub order: usize,
-    pub tiles: usize,
-    pub tile: usize,
+    pub sorting: Sorting,
+    pub ids: Global<u32>,
+    pub order: Global<u32>,
+    pub tiles: Global<u32>,
 }
 
 impl Gathered<'_> {
@@ -228,7 +224,8 @@ impl Gathered<'_> {
     }
 
     pub fn check(&self, name: &'static str, format: Format, kind: Kind) -> Result<()> {
-        let Self { weights, x_len, x_rows_per_token: share, pairs, tile, .. } = *self;
+        let Self { weights, x_len, x_rows_per_token: share, pairs, .. } = *self;
+        let tile = self.sorting.tile();
         contract(name, (1..=most_pairs(kind)).contains(&tile), || {
             format!("{}: tiles of {tile} pairs; 1 to {} are possible", self.what(), most_pairs(kind))
         })?;
@@ -239,8 +236,38 @@ impl Gathered<'_> {
         let units = pairs.checked_mul(weights.n).is_some_and(|all| all <= u32::MAX as usize * TILE_ROWS);
         contract(name, pairs <= i32::MAX as usize && units, || format!("{}: more than a grid can hold", self.what()))?;
         self.holds(name, "x", x_len, pairs / share * weights.k)?;
-        self.holds(name, "order", self.order, pairs)?;
-        self.holds(name, "tiles", self.tiles, 1 + TILE_WORDS * pairs)
+        match self.sorting {
+            Sorting::Before(_) => {
+                self.holds(name, "order", self.order.len(), pairs)?;
+                self.holds(name, "tiles", self.tiles.len(), 1 + TILE_WORDS * pairs)
+            }
+            Sorting::Within => {
+                contract(name, sorts_within(kind), || format!("{}: {format} weights want sorted pairs", self.what()))?;
+                contract(name, pairs <= FEW, || format!("{}: more than {FEW} want to be sorted", self.what()))?;
+                self.holds(name, "ids", self.ids.len(), pairs)
+            }
+        }
+    }
+
+    /// As kernels see them.
+    pub fn rows(&self, experts: &ExpertPool, settled: bool) -> GroupedRows {
+        let (mut ids, mut slots) = (Global::EMPTY, experts.slots.view());
+        if self.sorting == Sorting::Within {
+            ids = self.ids.slice(0, self.pairs);
+            // Where all experts have one format, an expert is its own slot.
+            if self.weights.pools.len() == 1 {
+                slots = Global::EMPTY;
+            }
+        }
+        GroupedRows {
+            order: self.order,
+            tiles: self.tiles,
+            slots,
+            pairs_per_row: self.x_rows_per_token as u32,
+            settled: settled as u32,
+            ids,
+            experts: self.weights.len() as u32,
+        }
     }
 }
 
@@ -249,8 +276,8 @@ pub fn grouped_linear(device: &Device, p: &Grouped) -> Result<()> {
     if p.pairs == 0 {
         return Ok(());
     }
-    for part in p.weights.pools.iter().zip(p.weights.plans(p.pairs, p.tile)) {
-        match grouped_entry(part.0.pool.kind, p.weights.k, p.tile) {
+    for part in p.weights.pools.iter().zip(p.weights.plans(p.pairs, p.sorting)) {
+        match grouped_entry(part.0.pool.kind, p.weights.k, p.sorting) {
             None => p.launch_f32(device, part)?,
             Some(entry) => p.launch_streamed(device, part, entry)?,
         }

@@ -7,6 +7,7 @@
 mod dense;
 mod format;
 mod gate_up;
+mod gated;
 mod grouped;
 mod panels;
 mod plan;
@@ -19,9 +20,12 @@ mod weight;
 pub use dense::{Product, linear, linear_by};
 pub use format::{Format, GROUPS, HostData, HostWeight, ScaleType};
 pub use gate_up::{GateUp, explain_gate_up, gate_up};
+pub use gated::{Gated, explain_gated, gated};
 pub use grouped::{ExpertWeights, Grouped, grouped_linear};
 pub use panels::{Panels, panel_words, x_panels};
-pub use plan::{Plan, explain, explain_fast, explain_grouped, gate_up_kernel, grouped_kernel, kernel, tile_of_experts};
+pub use plan::{
+    Plan, Sorting, explain, explain_fast, explain_grouped, gate_up_kernel, gated_kernel, grouped_kernel, kernel,
+};
 pub use tiled::{Many, Tiles};
 pub use upload::Upload;
 pub use variant::Variant;

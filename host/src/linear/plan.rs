@@ -6,8 +6,9 @@
 use std::fmt;
 
 use cuda_std::Kernel;
-use gpu::args::linear::{GateUpArgs, GroupedStreamArgs};
+use gpu::args::linear::{GateUpArgs, GatedArgs, GroupedStreamArgs};
 use gpu::kernels::gemm_f32::{GEMM_F32, MAX_WARPS, shared_bytes};
+use gpu::kernels::pairs::FEW;
 use gpu::kernels::short::{Short, is_short};
 use gpu::kernels::stream::{self, CHUNK_K, TILE_M, TILE_N, WARPS};
 use gpu::kernels::wide::Wide;
@@ -68,7 +69,7 @@ pub struct Plan {
     matrices_of_row: usize,
 }
 
-/// The variant of products gathered by expert.
+/// The variant of products gathered by expert, and of gate and up together.
 fn gathered(kind: Kind) -> stream::Variant {
     match kind {
         Kind::Bf16 => gemm_bf16::M8,
@@ -95,8 +96,38 @@ pub(super) fn most_pairs(kind: Kind) -> usize {
     if kind == Kind::W4a16(ScaleType::Bf16) { gemm_w4a16::GATHERED16.mt * TILE_M } else { TILE_M }
 }
 
-/// Pairs of a tile at most, of products with the experts of all these matrices: what `expert_sort` is told.
-pub fn tile_of_experts(weights: &[&ExpertWeights], pairs: usize) -> usize {
+/// How the pairs of gathered products come to be in tiles of one expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sorting {
+    /// `expert_sort` has written them, each of up to so many pairs.
+    Before(usize),
+    /// Each block finds them for itself: nothing is launched for it.
+    Within,
+}
+
+impl Sorting {
+    /// Pairs of a tile at most.
+    pub fn tile(self) -> usize {
+        match self {
+            Self::Before(tile) => tile,
+            Self::Within => TILE_M,
+        }
+    }
+
+    /// For products with the experts of all these matrices.
+    pub fn of(weights: &[&ExpertWeights], pairs: usize) -> Self {
+        let has = |kind| sorts_within(kind) && pairs <= FEW;
+        let within = weights.iter().all(|w| w.pools().iter().all(|p| has(p.pool.kind)));
+        if within { Self::Within } else { Self::Before(tile_of_experts(weights, pairs)) }
+    }
+}
+
+/// Whether a kind has kernels that sort pairs for themselves.
+pub(super) fn sorts_within(kind: Kind) -> bool {
+    kind == Kind::W4a16(ScaleType::Bf16)
+}
+
+fn tile_of_experts(weights: &[&ExpertWeights], pairs: usize) -> usize {
     let most = weights.iter().map(|w| match pairs >= MANY_PAIRS * w.len() {
         true => w.pools().iter().map(|p| most_pairs(p.pool.kind)).min().unwrap_or(TILE_M),
         false => TILE_M,
@@ -105,18 +136,20 @@ pub fn tile_of_experts(weights: &[&ExpertWeights], pairs: usize) -> usize {
 }
 
 /// How products with so large tiles of pairs are divided, where a kind has such kernels.
-fn many(kind: Kind, tile: usize) -> Option<Wide> {
-    (tile > TILE_M && most_pairs(kind) > TILE_M).then_some(gemm_w4a16::GATHERED16)
+fn many(kind: Kind, sorting: Sorting) -> Option<Wide> {
+    (sorting.tile() > TILE_M && most_pairs(kind) > TILE_M).then_some(gemm_w4a16::GATHERED16)
 }
 
-/// The kernel that multiplies rows gathered by expert with streamed weights, up to `tile` a tile of pairs; f32 is not
-/// streamed.
-pub(super) fn grouped_entry(kind: Kind, k: usize, tile: usize) -> Option<&'static Kernel<GroupedStreamArgs>> {
-    let (short, many) = (short(kind, k).is_some(), many(kind, tile).is_some());
+/// The kernel that multiplies rows gathered by expert with streamed weights; f32 is not streamed.
+pub(super) fn grouped_entry(kind: Kind, k: usize, sorting: Sorting) -> Option<&'static Kernel<GroupedStreamArgs>> {
+    let (short, many) = (short(kind, k).is_some(), many(kind, sorting).is_some());
+    let within = sorting == Sorting::Within;
     match kind {
         Kind::F32 => None,
         Kind::Bf16 => Some(&gemm_bf16::GROUPED_GEMM_BF16),
         Kind::W4a16(ScaleType::Bf16) if many => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_M16),
+        Kind::W4a16(ScaleType::Bf16) if short && within => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_WITHIN_SHORT),
+        Kind::W4a16(ScaleType::Bf16) if within => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_WITHIN),
         Kind::W4a16(ScaleType::Bf16) if short => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_SHORT),
         Kind::W4a16(ScaleType::Bf16) => Some(&gemm_w4a16::GROUPED_GEMM_W4A16),
         Kind::W4a16(ScaleType::F32) if short => Some(&gemm_w4a16::GROUPED_GEMM_W4A16_S32_SHORT),
@@ -124,19 +157,35 @@ pub(super) fn grouped_entry(kind: Kind, k: usize, tile: usize) -> Option<&'stati
     }
 }
 
-fn grouped_kernel_of(kind: Kind, k: usize, tile: usize) -> &'static str {
-    grouped_entry(kind, k, tile).map_or("grouped_gemm_f32", Kernel::name)
+fn grouped_kernel_of(kind: Kind, k: usize, sorting: Sorting) -> &'static str {
+    grouped_entry(kind, k, sorting).map_or("grouped_gemm_f32", Kernel::name)
 }
 
 /// The kernel that multiplies gate and up of experts of one kind together; f32 has none.
-pub(super) fn gate_up_entry(kind: Kind, tile: usize) -> Option<&'static Kernel<GateUpArgs>> {
+pub(super) fn gate_up_entry(kind: Kind, sorting: Sorting) -> Option<&'static Kernel<GateUpArgs>> {
     match kind {
         Kind::F32 => None,
         Kind::Bf16 => Some(&gemm_bf16::GATE_UP_GEMM_BF16),
-        Kind::W4a16(ScaleType::Bf16) if many(kind, tile).is_some() => Some(&gemm_w4a16::GATE_UP_GEMM_W4A16_M16),
+        Kind::W4a16(ScaleType::Bf16) if many(kind, sorting).is_some() => Some(&gemm_w4a16::GATE_UP_GEMM_W4A16_M16),
+        Kind::W4a16(ScaleType::Bf16) if sorting == Sorting::Within => Some(&gemm_w4a16::GATE_UP_GEMM_W4A16_WITHIN),
         Kind::W4a16(ScaleType::Bf16) => Some(&gemm_w4a16::GATE_UP_GEMM_W4A16),
         Kind::W4a16(ScaleType::F32) => Some(&gemm_w4a16::GATE_UP_GEMM_W4A16_S32),
     }
+}
+
+/// The kernel that multiplies gate and up of dense rows together, where there is one for so many.
+pub(super) fn gated_entry(kind: Kind, n: usize, rows: usize) -> Option<&'static Kernel<GatedArgs>> {
+    // It divides its work as `M8` does.
+    match (Variant::of(kind, n, rows)?, kind) {
+        (Variant::M8 | Variant::M8Few, Kind::Bf16) => Some(&gemm_bf16::GATED_GEMM_BF16),
+        (Variant::M8 | Variant::M8Few, Kind::W4a16(ScaleType::Bf16)) => Some(&gemm_w4a16::GATED_GEMM_W4A16),
+        _ => None,
+    }
+}
+
+/// The kernel that multiplies one row with gate and up like this one together.
+pub fn gated_kernel(weight: &HostWeight) -> Option<&'static str> {
+    gated_entry(Kind::of(&weight.data), weight.n, 1).map(Kernel::name)
 }
 
 /// The kernel that multiplies `rows` rows with such a weight.
@@ -145,14 +194,14 @@ pub fn kernel(weight: &HostWeight, rows: usize) -> &'static str {
     variant.and_then(|variant| variant.kernel(weight)).unwrap_or(GEMM_F32.name())
 }
 
-/// The kernel that multiplies gathered rows with such an expert, up to `tile` a tile of pairs.
-pub fn grouped_kernel(expert: &HostWeight, tile: usize) -> &'static str {
-    grouped_kernel_of(Kind::of(&expert.data), expert.k, tile)
+/// The kernel that multiplies gathered rows with such an expert.
+pub fn grouped_kernel(expert: &HostWeight, sorting: Sorting) -> &'static str {
+    grouped_kernel_of(Kind::of(&expert.data), expert.k, sorting)
 }
 
 /// The kernel that multiplies gathered rows with gate and up of such an expert together.
-pub fn gate_up_kernel(expert: &HostWeight, tile: usize) -> Option<&'static str> {
-    gate_up_entry(Kind::of(&expert.data), tile).map(Kernel::name)
+pub fn gate_up_kernel(expert: &HostWeight, sorting: Sorting) -> Option<&'static str> {
+    gate_up_entry(Kind::of(&expert.data), sorting).map(Kernel::name)
 }
 
 impl Plan {
@@ -194,6 +243,15 @@ impl Plan {
         Some(plan.rows(weight, rows, Some(variant), most))
     }
 
+    /// Gate and up of dense rows together; `gate` is like both.
+    pub(super) fn gated(gate: &Weight, rows: usize, kernel: &'static str) -> Option<Self> {
+        let (kind, n, k) = (gate.pool().kind, gate.n(), gate.k());
+        let plan =
+            Self::streamed(kernel, gate.format(), [n, k, stream::k_split(k)], gathered(kind), 1, kind.tile_words()?);
+        let plan = plan.rows(gate, rows, None, TILE_M);
+        Some(Self { weight_bytes: 2 * plan.weight_bytes, matrices_of_row: 2, ..plan })
+    }
+
     /// With `rows` rows of x, at most `most` of them a block.
     fn rows(self, weight: &Weight, rows: usize, variant: Option<Variant>, most: usize) -> Self {
         let batch = weight.batch();
@@ -209,15 +267,19 @@ impl Plan {
     }
 
     /// `experts`: how many have this kind. At least one tile for each expert in use, at most as many as pairs.
-    pub(super) fn grouped(experts: &ExpertPool, n: usize, k: usize, pairs: usize, tile: usize) -> Self {
+    pub(super) fn grouped(experts: &ExpertPool, n: usize, k: usize, pairs: usize, sorting: Sorting) -> Self {
         let (kind, format) = (experts.pool.kind, experts.format);
-        let kernel = grouped_kernel_of(kind, k, tile);
+        let kernel = grouped_kernel_of(kind, k, sorting);
         let Some(words) = kind.tile_words() else {
             return Self::of_f32(kernel, format, n, k).gathered(experts, [1, TILE_M], pairs);
         };
-        let plan = match (many(kind, tile), short(kind, k)) {
+        let plan = match (many(kind, sorting), short(kind, k)) {
             (Some(wide), _) => {
-                return Self::many(kernel, experts, [n, k], wide, wide.nt).gathered(experts, [1, tile], pairs);
+                return Self::many(kernel, experts, [n, k], wide, wide.nt).gathered(
+                    experts,
+                    [1, sorting.tile()],
+                    pairs,
+                );
             }
             (None, Some(short)) => {
                 let shared = short.shared_bytes(words);
@@ -233,11 +295,11 @@ impl Plan {
     }
 
     /// As [`Self::grouped`], of gate and up together; none where a kind has no such kernel.
-    pub(super) fn gate_up(experts: &ExpertPool, n: usize, k: usize, pairs: usize, tile: usize) -> Option<Self> {
+    pub(super) fn gate_up(experts: &ExpertPool, n: usize, k: usize, pairs: usize, sorting: Sorting) -> Option<Self> {
         let (kind, format) = (experts.pool.kind, experts.format);
-        let (kernel, words) = (gate_up_entry(kind, tile)?.name(), kind.tile_words()?);
-        if let Some(wide) = many(kind, tile) {
-            return Some(Self::many(kernel, experts, [n, k], wide, 1).gathered(experts, [2, tile], pairs));
+        let (kernel, words) = (gate_up_entry(kind, sorting)?.name(), kind.tile_words()?);
+        if let Some(wide) = many(kind, sorting) {
+            return Some(Self::many(kernel, experts, [n, k], wide, 1).gathered(experts, [2, sorting.tile()], pairs));
         }
         let split = stream::k_split_grouped(n, k);
         let plan = Self::streamed(kernel, format, [n, k, split], gathered(kind), 1, words);
@@ -387,7 +449,7 @@ pub fn explain_fast(device: &Device, weight: &Weight, rows: usize) -> Plan {
     Plan::dense(device, weight, rows, true)
 }
 
-/// How `grouped_linear` would run a product with `pairs` pairs in tiles of `tile`: one launch for each format present.
-pub fn explain_grouped(weights: &ExpertWeights, pairs: usize, tile: usize) -> Vec<Plan> {
-    weights.plans(pairs, tile).collect()
+/// How `grouped_linear` would run a product with `pairs` pairs: one launch for each format present.
+pub fn explain_grouped(weights: &ExpertWeights, pairs: usize, sorting: Sorting) -> Vec<Plan> {
+    weights.plans(pairs, sorting).collect()
 }

@@ -11,10 +11,10 @@
 use cuda_std::{Global, GlobalMut};
 
 use super::layer::{Experts, Ffn, Layer, Mlp};
-use super::{Model, Rows};
-use crate::device::{Device, Result};
+use super::{ActsBuffer, Model, Pass, Rows};
+use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{GateUp, Grouped, Product, gate_up, grouped_linear, linear, tile_of_experts};
+use crate::linear::{GateUp, Gated, Grouped, Product, Sorting, gate_up, gated, grouped_linear, linear};
 
 impl Model {
     pub(super) fn ffn(&self, device: &Device, state: GlobalMut<u32>, batch: Rows, layer: &Layer) -> Result<()> {
@@ -22,24 +22,61 @@ impl Model {
         s.a.norm(device, s.x.view(), &layer.post_attention_layernorm, rows, c.hidden_size, c.rms_norm_eps)?;
         match &layer.ffn {
             Ffn::Dense(mlp) => {
-                let act = self.gate_up(device, mlp, batch)?;
-                let down = self.product(batch, &mlp.down_proj, act, s.x.view_mut());
+                self.gated(device, mlp, batch, [&s.gate, &s.up], &s.act)?;
+                let down = self.product(batch, &mlp.down_proj, s.act.acts(), s.x.view_mut());
                 linear(device, &Product { accumulate: true, ..down })
             }
             Ffn::Experts(experts) => self.experts(device, state, batch, experts),
         }
     }
 
-    /// `silu(gate a) * (up a)` of the scratch activations `a`.
-    fn gate_up(&self, device: &Device, mlp: &Mlp, batch: Rows) -> Result<Acts> {
-        let s = &self.scratch;
-        linear(device, &self.product(batch, &mlp.gate_proj, s.a.acts(), s.gate.view_mut()))?;
-        linear(device, &self.product(batch, &mlp.up_proj, s.a.acts(), s.up.view_mut()))?;
-        s.act.swiglu(device, &s.gate, &s.up, batch.rows, mlp.gate_proj.n())?;
-        Ok(s.act.acts())
+    /// `silu(gate a) * (up a)` of the scratch activations `a`; both factors stand in `apart` where they must.
+    fn gated(&self, device: &Device, mlp: &Mlp, batch: Rows, apart: [&Buffer<f32>; 2], act: &ActsBuffer) -> Result<()> {
+        let a = self.scratch.a.acts();
+        let gate = self.product(batch, &mlp.gate_proj, a, apart[0].view_mut());
+        let up = self.product(batch, &mlp.up_proj, a, apart[1].view_mut());
+        gated(device, &Gated { gate, up, out_f32: act.f32.view_mut(), out_bf16: act.bf16.view_mut() })
     }
 
+    /// The shared experts run beside the others: a launch of either leaves multiprocessors idle at its beginning and
+    /// its end. Not in a prompt, whose products need memory of their own and fill the device.
     fn experts(&self, device: &Device, state: GlobalMut<u32>, batch: Rows, w: &Experts) -> Result<()> {
+        let (s, c) = (&self.scratch, &self.config);
+        let routed = || self.routed_experts(device, state, batch, w);
+        let shared = match &w.shared_experts {
+            None => {
+                routed()?;
+                Global::EMPTY
+            }
+            Some(mlp) => {
+                let shared = || {
+                    self.gated(device, mlp, batch, [&s.shared_gate, &s.shared_up], &s.shared_act)?;
+                    let act = s.shared_act.acts();
+                    linear(device, &self.product(batch, &mlp.down_proj, act, s.shared.view_mut()))
+                };
+                match batch.pass {
+                    Pass::Verify => device.beside(shared, routed)?,
+                    Pass::Prefill => routed().and_then(|()| shared())?,
+                }
+                s.shared.view()
+            }
+        };
+        kernels::combine(
+            device,
+            kernels::Combine {
+                y: s.routed.view(),
+                weights: s.expert_weights.view(),
+                shared,
+                x: s.x.view_mut(),
+                rows: batch.rows,
+                top_k: c.num_experts_per_tok,
+                width: c.hidden_size,
+            },
+        )
+    }
+
+    /// The products of each token with its experts.
+    fn routed_experts(&self, device: &Device, state: GlobalMut<u32>, batch: Rows, w: &Experts) -> Result<()> {
         let (s, c, rows) = (&self.scratch, &self.config, batch.rows);
         let (experts, top_k) = (c.n_routed_experts, c.num_experts_per_tok);
         let pairs = rows * top_k;
@@ -62,18 +99,12 @@ impl Model {
                 norm: c.norm_topk_prob,
             },
         )?;
-        let tile = tile_of_experts(&[&w.gate_proj, &w.up_proj, &w.down_proj], pairs);
-        kernels::expert_sort(
-            device,
-            kernels::ExpertSort {
-                ids: s.expert_ids.view(),
-                order: s.order.view_mut(),
-                tiles: s.tiles.view_mut(),
-                pairs,
-                experts,
-                tile,
-            },
-        )?;
+        let ids = s.expert_ids.view();
+        let sorting = Sorting::of(&[&w.gate_proj, &w.up_proj, &w.down_proj], pairs);
+        if let Sorting::Before(tile) = sorting {
+            let (order, tiles) = (s.order.view_mut(), s.tiles.view_mut());
+            kernels::expert_sort(device, kernels::ExpertSort { ids, order, tiles, pairs, experts, tile })?;
+        }
         let (order, tiles) = (s.order.view(), s.tiles.view());
         gate_up(
             device,
@@ -82,9 +113,10 @@ impl Model {
                 up: &w.up_proj,
                 x: s.a.acts(),
                 x_rows_per_token: top_k,
+                sorting,
+                ids,
                 order,
                 tiles,
-                tile,
                 pairs,
                 out_f32: s.act.f32.view_mut(),
                 out_bf16: s.act.bf16.view_mut(),
@@ -93,27 +125,7 @@ impl Model {
         )?;
         let (weights, x, y) = (&w.down_proj, s.act.acts(), s.routed.view_mut());
         let settled = true;
-        grouped_linear(device, &Grouped { weights, x, x_rows_per_token: 1, order, tiles, tile, pairs, settled, y })?;
-
-        let shared = match &w.shared_experts {
-            None => Global::EMPTY,
-            Some(mlp) => {
-                let act = self.gate_up(device, mlp, batch)?;
-                linear(device, &self.product(batch, &mlp.down_proj, act, s.shared.view_mut()))?;
-                s.shared.view()
-            }
-        };
-        kernels::combine(
-            device,
-            kernels::Combine {
-                y: s.routed.view(),
-                weights: s.expert_weights.view(),
-                shared,
-                x: s.x.view_mut(),
-                rows,
-                top_k,
-                width: c.hidden_size,
-            },
-        )
+        let down = Grouped { weights, x, x_rows_per_token: 1, sorting, ids, order, tiles, pairs, settled, y };
+        grouped_linear(device, &down)
     }
 }

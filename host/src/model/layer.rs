@@ -4,7 +4,7 @@ use super::{Model, Pass};
 use crate::device::{Buffer, Device};
 use crate::kernels::mla_plan;
 use crate::linear::{
-    ExpertWeights, Plan, Weight, explain, explain_fast, explain_gate_up, explain_grouped, tile_of_experts,
+    ExpertWeights, Plan, Sorting, Weight, explain, explain_fast, explain_gate_up, explain_gated, explain_grouped,
 };
 
 /// One decoder layer.
@@ -62,7 +62,10 @@ impl Model {
             Pass::Prefill => format!("{}: {}", w.name(), explain_fast(device, w, rows)),
             Pass::Verify => as_few(w),
         };
-        let mlp = |m: &Mlp| [&m.gate_proj, &m.up_proj, &m.down_proj].map(dense);
+        let mlp = |m: &Mlp| match explain_gated(&m.gate_proj, &m.up_proj, rows) {
+            Some(plan) => vec![format!("{}: {plan}", m.gate_proj.name()), dense(&m.down_proj)],
+            None => [&m.gate_proj, &m.up_proj, &m.down_proj].map(dense).to_vec(),
+        };
         for layer in &self.layers {
             let a = &layer.attention;
             lines.extend([&a.kv_a_proj, &a.q_a_proj, &a.q_b_proj].map(dense));
@@ -73,19 +76,19 @@ impl Model {
                 Ffn::Experts(e) => {
                     lines.push(dense(&e.gate));
                     let pairs = rows * self.config.num_experts_per_tok;
-                    let tile = tile_of_experts(&[&e.gate_proj, &e.up_proj, &e.down_proj], pairs);
+                    let sorting = Sorting::of(&[&e.gate_proj, &e.up_proj, &e.down_proj], pairs);
                     let grouped = |w: &ExpertWeights, plans: Vec<Plan>| -> Vec<String> {
                         plans.iter().map(|plan| format!("{}: {plan}", w.name())).collect()
                     };
-                    match explain_gate_up(&e.gate_proj, &e.up_proj, pairs, tile) {
+                    match explain_gate_up(&e.gate_proj, &e.up_proj, pairs, sorting) {
                         Some(plans) => lines.extend(grouped(&e.gate_proj, plans)),
                         None => {
                             for w in [&e.gate_proj, &e.up_proj] {
-                                lines.extend(grouped(w, explain_grouped(w, pairs, tile)));
+                                lines.extend(grouped(w, explain_grouped(w, pairs, sorting)));
                             }
                         }
                     }
-                    lines.extend(grouped(&e.down_proj, explain_grouped(&e.down_proj, pairs, tile)));
+                    lines.extend(grouped(&e.down_proj, explain_grouped(&e.down_proj, pairs, sorting)));
                     lines.extend(e.shared_experts.iter().flat_map(mlp));
                 }
             }

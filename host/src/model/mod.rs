@@ -267,20 +267,6 @@ impl ActsBuffer {
         kernels::rms_norm(device, kernels::RmsNorm { x, weight, out_f32, out_bf16, rows, width, stride: width, eps })
     }
 
-    /// Queues `silu(gate) * up` of `rows` rows of `width` into both halves.
-    pub fn swiglu(
-        &self,
-        device: &Device,
-        gate: &Buffer<f32>,
-        up: &Buffer<f32>,
-        rows: usize,
-        width: usize,
-    ) -> Result<()> {
-        let (out_f32, out_bf16) = (self.f32.view_mut(), self.bf16.view_mut());
-        let (gate, up) = (gate.view(), up.view());
-        kernels::swiglu(device, kernels::Swiglu { gate, up, out_f32, out_bf16, rows, width, stride: width })
-    }
-
     pub fn acts(&self) -> Acts {
         Acts { f32: self.f32.view(), bf16: self.bf16.view() }
     }

@@ -42,16 +42,22 @@ pub struct Scratch {
     pub tiles: Buffer<u32>,
     /// `[rows, top_k, hidden]`.
     pub routed: Buffer<f32>,
-    /// `[rows, hidden]`.
+    /// Of the shared experts, which run beside the others: as `gate`, `up` and `act`; then `[rows, hidden]`.
+    pub shared_gate: Buffer<f32>,
+    pub shared_up: Buffer<f32>,
+    pub shared_act: ActsBuffer,
     pub shared: Buffer<f32>,
 }
 
 /// Values of the widest feed-forward of `rows` rows.
 fn inner(c: &ModelConfig, rows: usize) -> usize {
     let pairs = rows * c.num_experts_per_tok;
-    (rows * c.intermediate_size)
-        .max(pairs * c.moe_intermediate_size)
-        .max(rows * c.moe_intermediate_size * c.n_shared_experts)
+    (rows * c.intermediate_size).max(pairs * c.moe_intermediate_size)
+}
+
+/// The same of the shared experts.
+fn inner_shared(c: &ModelConfig, rows: usize) -> usize {
+    rows * c.moe_intermediate_size * c.n_shared_experts
 }
 
 /// Words for the panels of the widest rows that a product of a prompt has.
@@ -83,13 +89,13 @@ pub fn scratch_bytes(c: &ModelConfig, slots: usize, rows: usize) -> usize {
         + panels(c, rows) * WORD;
     let experts = rows * c.n_routed_experts * WORD + (6 * pairs + 1) * WORD + pairs * c.hidden_size * WORD;
     let stream = 3 * hidden * WORD + rows * c.hidden_size.max(c.q_lora_rank) * ACTS;
-    attention + experts + stream + inner(c, rows) * (2 * WORD + ACTS)
+    attention + experts + stream + (inner(c, rows) + inner_shared(c, rows)) * (2 * WORD + ACTS)
 }
 
 impl Scratch {
     pub fn new(device: &Device, c: &ModelConfig, slots: usize, rows: usize) -> Result<Self> {
         let (heads, pairs) = (c.num_attention_heads, rows * c.num_experts_per_tok);
-        let (inner, workspace) = (inner(c, rows), workspace(c, slots, rows));
+        let (inner, shared, workspace) = (inner(c, rows), inner_shared(c, rows), workspace(c, slots, rows));
         Ok(Self {
             panels: device.alloc(panels(c, rows))?,
             x: device.alloc(rows * c.hidden_size)?,
@@ -112,6 +118,9 @@ impl Scratch {
             order: device.alloc(pairs)?,
             tiles: device.alloc(1 + 3 * pairs)?,
             routed: device.alloc(pairs * c.hidden_size)?,
+            shared_gate: device.alloc(shared)?,
+            shared_up: device.alloc(shared)?,
+            shared_act: ActsBuffer::new(device, shared)?,
             shared: device.alloc(rows * c.hidden_size)?,
         })
     }
@@ -129,7 +138,7 @@ mod tests {
         let bundle = Bundle::open(std::path::Path::new("bundles/k26-tiny-int4.kdtr")).unwrap();
         for (slots, rows) in [(100, 64), (5000, 96)] {
             let s = Scratch::new(&Device::cpu(Mode::Fast), bundle.config(), slots, rows).unwrap();
-            let acts = [&s.a, &s.q, &s.latent, &s.heads, &s.act].map(|a| a.f32.bytes() + a.bf16.bytes());
+            let acts = [&s.a, &s.q, &s.latent, &s.heads, &s.act, &s.shared_act].map(|a| a.f32.bytes() + a.bf16.bytes());
             let floats = [
                 &s.x,
                 &s.rounded,
@@ -142,6 +151,8 @@ mod tests {
                 &s.router,
                 &s.expert_weights,
                 &s.routed,
+                &s.shared_gate,
+                &s.shared_up,
                 &s.shared,
             ];
             let words = [&s.panels, &s.expert_ids, &s.order, &s.tiles].map(Buffer::bytes);

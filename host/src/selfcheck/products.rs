@@ -10,8 +10,9 @@ use super::compare::{Found, Probe, equal, near};
 use crate::device::{self, Buffer, Device};
 use crate::kernels::Acts;
 use crate::linear::{
-    ExpertWeights, GateUp, Grouped, HostData, HostWeight, Many, Panels, Product, ScaleType, Variant, Weight, gate_up,
-    gate_up_kernel, grouped_kernel, grouped_linear, kernel, linear, linear_by, panel_words, x_panels,
+    ExpertWeights, GateUp, Gated, Grouped, HostData, HostWeight, Many, Panels, Product, ScaleType, Sorting, Variant,
+    Weight, gate_up, gate_up_kernel, gated, gated_kernel, grouped_kernel, grouped_linear, kernel, linear, linear_by,
+    panel_words, x_panels,
 };
 use crate::reference::{self, bounds, linear as twin};
 
@@ -65,9 +66,10 @@ enum Rows {
     Dense(Option<Variant>),
     /// x alone, as f16 or as bf16.
     Panels(bool),
-    /// With so many pairs a tile at most.
-    Grouped([usize; 2], usize),
-    GateUp(usize),
+    Grouped([usize; 2], Sorting),
+    GateUp(Sorting),
+    /// Gate and up of dense rows.
+    Gated,
 }
 
 impl Case {
@@ -87,17 +89,21 @@ impl Case {
                 let kernel = if half { "x_panels_half" } else { "x_panels" };
                 cases.push(Self { kernel, stored, rows: Rows::Panels(half) });
             }
-            for (shape, tile) in [(SHAPE, TILE), (SHORT, TILE), (SHAPE, 2 * TILE)] {
-                let kernel = grouped_kernel(&Sample::random(stored, shape, &mut Random::new(0)).host(), tile);
+            let sortings = [Sorting::Before(TILE), Sorting::Before(2 * TILE), Sorting::Within];
+            for (shape, sorting) in [SHAPE, SHORT].into_iter().flat_map(|shape| sortings.map(|way| (shape, way))) {
+                let kernel = grouped_kernel(&Sample::random(stored, shape, &mut Random::new(0)).host(), sorting);
                 if cases.iter().all(|case| case.kernel != kernel) {
-                    cases.push(Self { kernel, stored, rows: Rows::Grouped(shape, tile) });
+                    cases.push(Self { kernel, stored, rows: Rows::Grouped(shape, sorting) });
                 }
             }
-            for tile in [TILE, 2 * TILE] {
-                if let Some(kernel) = gate_up_kernel(&sample.host(), tile)
+            if let Some(kernel) = gated_kernel(&sample.host()) {
+                cases.push(Self { kernel, stored, rows: Rows::Gated });
+            }
+            for sorting in sortings {
+                if let Some(kernel) = gate_up_kernel(&sample.host(), sorting)
                     && cases.iter().all(|case| case.kernel != kernel)
                 {
-                    cases.push(Self { kernel, stored, rows: Rows::GateUp(tile) });
+                    cases.push(Self { kernel, stored, rows: Rows::GateUp(sorting) });
                 }
             }
         }
@@ -117,8 +123,9 @@ impl Case {
                 dense(p, self.stored, rows, |d, product| linear_by(d, product, variant))
             }
             Rows::Panels(half) => panels(p, half),
-            Rows::Grouped(shape, tile) => grouped(p, self.stored, shape, tile),
-            Rows::GateUp(tile) => both(p, self.stored, tile),
+            Rows::Grouped(shape, sorting) => grouped(p, self.stored, shape, sorting),
+            Rows::GateUp(sorting) => both(p, self.stored, sorting),
+            Rows::Gated => gated_rows(p, self.stored),
         }
     }
 }
@@ -246,6 +253,7 @@ fn panels(p: &Probe, half: bool) -> Found {
 struct Tokens {
     k: usize,
     experts: Vec<usize>,
+    ids: Buffer<u32>,
     order: Buffer<u32>,
     tiles: Buffer<u32>,
     x: X,
@@ -257,13 +265,20 @@ const PAIRS: usize = 20;
 const SHARE: usize = 2;
 
 impl Tokens {
-    fn random(device: &Device, stored: Stored, [k, tile]: [usize; 2], random: &mut Random) -> device::Result<Self> {
+    fn random(
+        device: &Device,
+        stored: Stored,
+        k: usize,
+        sorting: Sorting,
+        random: &mut Random,
+    ) -> device::Result<Self> {
         let experts: Vec<_> = (0..PAIRS).map(|_| random.below(EXPERTS)).collect();
         let ids: Vec<_> = experts.iter().map(|&e| e as u32).collect();
-        let (order, mut tiles) = reference::expert_sort(&ids, EXPERTS, tile);
+        let (order, mut tiles) = reference::expert_sort(&ids, EXPERTS, sorting.tile());
         tiles.resize(1 + 3 * PAIRS, u32::MAX);
         let x = X::upload(device, &random.floats(PAIRS / SHARE * k), stored)?;
-        Ok(Self { k, experts, order: device.upload(&order)?, tiles: device.upload(&tiles)?, x })
+        let (order, tiles) = (device.upload(&order)?, device.upload(&tiles)?);
+        Ok(Self { k, experts, ids: device.upload(&ids)?, order, tiles, x })
     }
 
     /// The products in f64, and what their terms add up to.
@@ -288,18 +303,19 @@ fn experts(
     Ok((samples, weights))
 }
 
-fn grouped(p: &Probe, stored: Stored, shape @ [n, k]: [usize; 2], tile: usize) -> Found {
+fn grouped(p: &Probe, stored: Stored, shape @ [n, k]: [usize; 2], sorting: Sorting) -> Found {
     let mut random = Random::new(32);
     let (samples, weights) = experts(p, stored, shape, &mut random)?;
-    let tokens = Tokens::random(p.device, stored, [k, tile], &mut random)?;
+    let tokens = Tokens::random(p.device, stored, k, sorting, &mut random)?;
     let y = p.device.alloc(PAIRS * n)?;
     let args = Grouped {
         weights: &weights,
         x: tokens.x.acts(),
         x_rows_per_token: SHARE,
+        sorting,
+        ids: tokens.ids.view(),
         order: tokens.order.view(),
         tiles: tokens.tiles.view(),
-        tile,
         pairs: PAIRS,
         settled: false,
         y: y.view_mut(),
@@ -309,21 +325,21 @@ fn grouped(p: &Probe, stored: Stored, shape @ [n, k]: [usize; 2], tile: usize) -
     near(&y.read()?, &want, &size, bounds::PRODUCT)
 }
 
-/// SwiGLU stretches the error of its first factor by at most 1.1 times the second, and the other way round.
-fn both(p: &Probe, stored: Stored, tile: usize) -> Found {
+fn both(p: &Probe, stored: Stored, sorting: Sorting) -> Found {
     let mut random = Random::new(34);
     let (gate_samples, gate) = experts(p, stored, SHAPE, &mut random)?;
     let (up_samples, up) = experts(p, stored, SHAPE, &mut random)?;
-    let tokens = Tokens::random(p.device, stored, [SHAPE[1], tile], &mut random)?;
+    let tokens = Tokens::random(p.device, stored, SHAPE[1], sorting, &mut random)?;
     let y = p.device.alloc(PAIRS * SHAPE[0])?;
     let args = GateUp {
         gate: &gate,
         up: &up,
         x: tokens.x.acts(),
         x_rows_per_token: SHARE,
+        sorting,
+        ids: tokens.ids.view(),
         order: tokens.order.view(),
         tiles: tokens.tiles.view(),
-        tile,
         pairs: PAIRS,
         out_f32: y.view_mut(),
         out_bf16: GlobalMut::EMPTY,
@@ -331,10 +347,34 @@ fn both(p: &Probe, stored: Stored, tile: usize) -> Found {
     };
     p.launch(|| gate_up(p.device, &args))?;
     let ([g, g_size], [u, u_size]) = (tokens.products(&gate_samples), tokens.products(&up_samples));
-    let want: Vec<_> = g.iter().zip(&u).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+    combined(&y.read()?, [&g, &g_size], [&u, &u_size])
+}
+
+fn gated_rows(p: &Probe, stored: Stored) -> Found {
+    const ROWS: usize = 7;
+    let mut random = Random::new(35);
+    let [n, k] = SHAPE;
+    let samples = [(); 2].map(|()| Sample::random(stored, SHAPE, &mut random));
+    let [gate, up] = [Weight::new(p.device, &samples[0].host())?, Weight::new(p.device, &samples[1].host())?];
+    let x = X::upload(p.device, &random.floats(ROWS * k), stored)?;
+    let y = p.device.alloc(ROWS * n)?;
+    let product = |weight| Product::plain(weight, x.acts(), ROWS, GlobalMut::from_raw(y.view().addr(), ROWS * n));
+    let (out_f32, out_bf16) = (y.view_mut(), GlobalMut::EMPTY);
+    p.launch(|| gated(p.device, &Gated { gate: product(&gate), up: product(&up), out_f32, out_bf16 }))?;
+    let of = |sample: &Sample| {
+        let dense = |x: &[f32], w: &[f64]| twin::linear(x, [k, 0], w, [1, n, k], ROWS);
+        [dense(&x.seen, &sample.values), dense(&magnitudes(&x.seen, f32::abs), &magnitudes(&sample.values, f64::abs))]
+    };
+    let ([g, g_size], [u, u_size]) = (of(&samples[0]), of(&samples[1]));
+    combined(&y.read()?, [&g, &g_size], [&u, &u_size])
+}
+
+/// SwiGLU stretches the error of its first factor by at most 1.1 times the second, and the other way round.
+fn combined(got: &[f32], [g, g_size]: [&[f64]; 2], [u, u_size]: [&[f64]; 2]) -> Found {
+    let want: Vec<_> = g.iter().zip(u).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
     let size = |i: usize| 1.1 * (g_size[i] * u[i].abs() + g[i].abs() * u_size[i]) + want[i].abs();
     let size: Vec<_> = (0..want.len()).map(size).collect();
-    near(&y.read()?, &want, &size, bounds::PRODUCT)
+    near(got, &want, &size, bounds::PRODUCT)
 }
 
 pub fn repack_bf16(p: &Probe) -> Found {

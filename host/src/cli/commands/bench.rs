@@ -22,8 +22,15 @@ pub fn run(args: &BenchKernel) -> Result<()> {
     if args.variant.is_some() && !wanted.iter().all(|name| DENSE.contains(name)) {
         return Err(Failure::usage(format!("--variant is for {} alone", DENSE.join(", "))));
     }
-    let options =
-        Options { shapes, rows, kv: args.kv, routing: args.routing, numbers: args.format, variant: args.variant };
+    let options = Options {
+        shapes,
+        rows,
+        kv: args.kv,
+        routing: args.routing,
+        numbers: args.format,
+        shared: args.shared,
+        variant: args.variant,
+    };
     let device = Device::open(args.device, args.ptx.as_deref())?;
     options.check(&device)?;
     let info = device.info();

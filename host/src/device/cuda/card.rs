@@ -189,6 +189,9 @@ pub(super) struct Card {
     pub stream: ManuallyDrop<Stream>,
     /// Where graphs are recorded; nothing runs on it.
     recorder: ManuallyDrop<Stream>,
+    /// What goes beside the launches of each of them.
+    beside: ManuallyDrop<Stream>,
+    recorder_beside: ManuallyDrop<Stream>,
     functions: Mutex<HashMap<&'static str, Function>>,
     module: ManuallyDrop<Module>,
     fault: OnceLock<DeviceError>,
@@ -213,6 +216,8 @@ impl Card {
             overlaps: target != "sm_80" && version >= MIN_OVERLAP && libcuda::can_overlap(),
             stream: ManuallyDrop::new(stream()?),
             recorder: ManuallyDrop::new(stream()?),
+            beside: ManuallyDrop::new(stream()?),
+            recorder_beside: ManuallyDrop::new(stream()?),
             functions: Mutex::default(),
             module: ManuallyDrop::new(module),
             fault: OnceLock::new(),
@@ -240,6 +245,16 @@ impl Card {
 
     pub fn recorder(&self) -> sys::CUstream {
         self.recorder.as_inner()
+    }
+
+    /// The ordinary stream, and what goes beside it.
+    pub fn streams(&self) -> [&Stream; 2] {
+        [&self.stream, &self.beside]
+    }
+
+    /// The same of recordings.
+    pub fn recorders(&self) -> [&Stream; 2] {
+        [&self.recorder, &self.recorder_beside]
     }
 
     pub fn synchronize(&self) -> Result<()> {
@@ -297,6 +312,8 @@ impl Drop for Card {
             ManuallyDrop::drop(&mut self.module);
             ManuallyDrop::drop(&mut self.stream);
             ManuallyDrop::drop(&mut self.recorder);
+            ManuallyDrop::drop(&mut self.beside);
+            ManuallyDrop::drop(&mut self.recorder_beside);
         }
     }
 }

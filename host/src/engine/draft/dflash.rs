@@ -20,7 +20,7 @@ use cuda_std::{Global, bf16};
 use super::super::round::Round;
 use crate::device::{Buffer, Device, Result};
 use crate::kernels::{self, Acts};
-use crate::linear::{Product, Upload, Weight, linear};
+use crate::linear::{Gated, Product, Upload, Weight, gated, linear};
 use crate::model::{ActsBuffer, Model, ModelError, Rope, Taps, norm_weight, rope};
 use crate::weights::{Bundle, DrafterConfig};
 
@@ -230,9 +230,9 @@ impl DFlash {
         let into_h = |weight, x| Product { accumulate: true, ..Product::plain(weight, x, rows, s.h.view_mut()) };
         linear(device, &into_h(&layer.o_proj, s.attended.acts()))?;
         self.normed(device, s.h.view(), &layer.post_attention_layernorm, rows)?;
-        linear(device, &Product::plain(&layer.gate_proj, s.a.acts(), rows, s.gate.view_mut()))?;
-        linear(device, &Product::plain(&layer.up_proj, s.a.acts(), rows, s.up.view_mut()))?;
-        s.act.swiglu(device, &s.gate, &s.up, rows, c.intermediate_size)?;
+        let gate = Product::plain(&layer.gate_proj, s.a.acts(), rows, s.gate.view_mut());
+        let up = Product::plain(&layer.up_proj, s.a.acts(), rows, s.up.view_mut());
+        gated(device, &Gated { gate, up, out_f32: s.act.f32.view_mut(), out_bf16: s.act.bf16.view_mut() })?;
         linear(device, &into_h(&layer.down_proj, s.act.acts()))
     }
 
