@@ -19,6 +19,8 @@ RECORDS = {
     "experts": "experts",
     "experts-same": "experts --routing same --m 8,64,512",
     "experts-recorded": "experts --routing recorded --m 1,8,64",
+    "experts-shared": "experts --shared beside --m 1,2,8,16,64",
+    "experts-shared-after": "experts --shared after --m 1,2,8,16,64",
     "dense": "w4a16 bf16 --m 1,8,16,32,64,512",
     "prompts": "bf16 w4a16 --shape 7168x8192,12288x1536,1536x7168 --m 128,512,2048 --variant wgmma",
     "mla-attention": "mla",
@@ -26,7 +28,7 @@ RECORDS = {
     "absorb": "absorb",
     "tree-builder": "tree topk pick accept commit",
     "commit-f8": "commit --kv f8",
-    "rest": "norm swiglu combine embed moves rope block route sort repack f32 w4a16-f32",
+    "rest": "gate norm swiglu combine embed moves rope block route sort repack f32 w4a16-f32",
 }
 SHAPES = [(7168, 8192), (12288, 1536), (1536, 7168), (576, 7168), (4096, 7168), (7168, 2048), (163840, 7168)]
 ROWS = [1, 8, 16, 32, 64, 512]
