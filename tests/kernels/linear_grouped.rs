@@ -2,16 +2,17 @@
 
 use cuda_std::{Global, GlobalMut};
 use kdtree::device::{Buffer, Device};
-use kdtree::kernels::{Acts, Swiglu, swiglu};
-use kdtree::linear::{ExpertWeights, GateUp, Grouped, Product, Sorting, Upload, Weight};
-use kdtree::linear::{explain_gate_up, explain_grouped, gate_up, grouped_linear, linear};
+use kdtree::kernels::Acts;
+use kdtree::linear::{ExpertWeights, Grouped, Product, Sorting, Upload, Weight};
+use kdtree::linear::{explain_grouped, grouped_linear, linear};
 use kdtree::reference::linear as twin;
 
 use super::linear::{Kind, Stored, Want, X, near, part};
 use super::support::{Outcome, Random, Suite, check, equal};
 
 /// Pairs of a tile.
-const TILE: usize = 8;
+pub const TILE: usize = 8;
+pub const EIGHT: Sorting = Sorting::Before(TILE);
 
 pub fn cases(suite: &mut Suite) {
     for kind in Kind::ALL {
@@ -34,25 +35,17 @@ pub fn cases(suite: &mut Suite) {
     // 16 pairs a tile: the bits of 8.
     for (n, k) in [(1, 128), (300, 32), (33, 640), (72, 256)] {
         suite.both(format!("grouped::w4a16::sixteen::{n}x{k}"), move |d| sixteen(d, [n, k], 3));
-        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], Sorting::Before(2 * TILE));
-        suite.both(format!("gate_up::w4a16::sixteen::{n}x{k}"), case);
     }
     // Few pairs, which blocks sort: the bits of those sorted before.
     for (n, k) in [(1, 128), (33, 640), (72, 256)] {
         suite.both(format!("grouped::w4a16::within::{n}x{k}"), move |d| within(d, [n, k]));
-        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], Sorting::Within);
-        suite.both(format!("gate_up::w4a16::within::{n}x{k}"), case);
     }
     suite.both("grouped::w4a16::within::refuses", within_refuses);
     for (n, k) in [(2048, 7168), (7168, 2048), (256, 7168), (7168, 256)] {
         suite.cuda(format!("grouped::w4a16::within::{n}x{k}"), move |d| within(d, [n, k]));
-        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], Sorting::Within);
-        suite.cuda(format!("gate_up::w4a16::within::{n}x{k}"), case);
     }
     for (n, k) in [(2048, 7168), (7168, 2048), (1040, 2112)] {
         suite.cuda(format!("grouped::w4a16::sixteen::{n}x{k}"), move |d| sixteen(d, [n, k], 9));
-        let case = move |d: &Device| gate_up_by(d, [Kind::W4; 6], [Kind::W4; 6], [n, k], Sorting::Before(2 * TILE));
-        suite.cuda(format!("gate_up::w4a16::sixteen::{n}x{k}"), case);
     }
     // The shape of an expert's gate projection in Kimi K2.6.
     for kind in Kind::MAIN {
@@ -66,33 +59,28 @@ pub fn cases(suite: &mut Suite) {
     }
     suite.both("grouped::every_count", every_count);
     suite.both("grouped::rows_0_to_128", every_row_count);
-    suite.both("gate_up::rows_0_to_128", gate_up_row_counts);
-    suite.both("gate_up::skews", gate_up_skews);
-    for (n, k) in [(1, 128), (33, 640), (300, 32)] {
-        for kind in Kind::ALL.into_iter().filter(|kind| kind.takes(k)) {
-            let case = move |d: &Device| gate_up_as_apart(d, [kind; 6], [kind; 6], n, k);
-            suite.both(format!("gate_up::{}::{n}x{k}", kind.name()), case);
-        }
-    }
-    let mixed: [Kind; 6] = std::array::from_fn(|e| Kind::ALL[1 + e % 4]);
-    suite.both("gate_up::mixed::40x192", move |d| gate_up_as_apart(d, mixed, mixed, 40, 128));
-    let other: [Kind; 6] = std::array::from_fn(|e| Kind::ALL[e % 5]);
-    suite.both("gate_up::unequal::40x192", move |d| gate_up_as_apart(d, mixed, other, 40, 128));
-    suite.cuda("gate_up::w4a16::2048x7168", |d| gate_up_as_apart(d, [Kind::W4; 6], [Kind::W4; 6], 2048, 7168));
-    suite.both("gate_up::refuses", gate_up_refuses);
     suite.both("grouped::shares", shares);
     for kind in [Kind::Bf16, Kind::W4, Kind::W4Wide] {
         // More weight rows than make units few: k in longer slices.
         let case = move |d: &Device| random_tokens(d, &[kind; 3], 1040, 2112, 2, true);
         suite.cuda(format!("grouped::{}::1040x2112", kind.name()), case);
-        suite.cuda(format!("gate_up::{}::1040x2112", kind.name()), move |d| {
-            gate_up_as_apart(d, [kind; 6], [kind; 6], 1040, 2112)
-        });
         match kind {
-            Kind::W4 => suite.both("grouped::w4a16::skews", move |d| skews(d, kind)),
-            _ => suite.cuda(format!("grouped::{}::skews", kind.name()), move |d| skews(d, kind)),
+            Kind::W4 => suite.both("grouped::w4a16::skews", move |d| skews(d, kind, 320, EIGHT)),
+            _ => suite.cuda(format!("grouped::{}::skews", kind.name()), move |d| skews(d, kind, 320, EIGHT)),
         }
-        suite.cuda(format!("grouped::{}::repeats", kind.name()), move |d| repeats(d, kind));
+        suite.cuda(format!("grouped::{}::repeats", kind.name()), move |d| repeats(d, kind, 1152, 16, EIGHT));
+    }
+    // Every other kernel of gathered rows: a short k, 16 pairs a tile, few pairs that blocks sort.
+    for kind in [Kind::W4, Kind::W4Wide] {
+        suite.cuda(format!("grouped::{}::short::skews", kind.name()), move |d| skews(d, kind, 256, EIGHT));
+        suite.cuda(format!("grouped::{}::short::repeats", kind.name()), move |d| repeats(d, kind, 256, 16, EIGHT));
+    }
+    suite.cuda("grouped::w4a16::sixteen::skews", |d| skews(d, Kind::W4, 320, Sorting::Before(2 * TILE)));
+    suite.cuda("grouped::w4a16::sixteen::repeats", |d| repeats(d, Kind::W4, 1152, 16, Sorting::Before(2 * TILE)));
+    for k in [256, 1152] {
+        suite.cuda(format!("grouped::w4a16::within::{k}::repeats"), move |d| {
+            repeats(d, Kind::W4, k, 8, Sorting::Within)
+        });
     }
     suite.both("grouped::last_expert", last_expert);
     suite.both("grouped::refuses", refuses);
@@ -118,15 +106,15 @@ fn sorted(experts: &[usize], count: usize, tile: usize) -> (Vec<u32>, Vec<u32>) 
 }
 
 /// What products find their pairs by, on the device.
-struct Lists {
-    ids: Buffer<u32>,
-    order: Buffer<u32>,
-    tiles: Buffer<u32>,
+pub struct Lists {
+    pub ids: Buffer<u32>,
+    pub order: Buffer<u32>,
+    pub tiles: Buffer<u32>,
 }
 
 impl Lists {
     /// Those that `sorting` does not read are poisoned.
-    fn new(device: &Device, experts: &[usize], count: usize, sorting: Sorting) -> kdtree::device::Result<Self> {
+    pub fn new(device: &Device, experts: &[usize], count: usize, sorting: Sorting) -> kdtree::device::Result<Self> {
         let (mut ids, mut order, mut tiles) = (vec![u32::MAX; experts.len()], Vec::new(), Vec::new());
         match sorting {
             Sorting::Before(tile) => (order, tiles) = sorted(experts, count, tile),
@@ -137,14 +125,14 @@ impl Lists {
 }
 
 /// A layer's experts of one matrix, on the host and on the device.
-struct Experts {
-    stored: Vec<Stored>,
-    weights: ExpertWeights,
-    sorting: Sorting,
+pub struct Experts {
+    pub stored: Vec<Stored>,
+    pub weights: ExpertWeights,
+    pub sorting: Sorting,
 }
 
 impl Experts {
-    fn random(
+    pub fn random(
         device: &Device,
         kinds: &[Kind],
         n: usize,
@@ -162,7 +150,7 @@ impl Experts {
     }
 
     /// The product of `experts` (one a pair).
-    fn multiply(
+    pub fn multiply(
         &self,
         device: &Device,
         x: &X,
@@ -343,37 +331,12 @@ fn every_row_count(device: &Device) -> Outcome {
     })
 }
 
-/// As [`every_row_count`] for both products in one kernel.
-fn gate_up_row_counts(device: &Device) -> Outcome {
-    let mut random = Random::new(26);
-    let kinds = [Kind::W4, Kind::Bf16, Kind::W4, Kind::W4Wide];
-    let gate = Experts::random(device, &kinds, 17, 64, &mut random)?;
-    let up = Experts::random(device, &kinds, 17, 64, &mut random)?;
-    (0..=128).try_for_each(|tokens| {
-        let experts: Vec<_> = (0..2 * tokens).map(|_| [0, 1, 3][random.below(3)]).collect();
-        as_apart(device, &gate, &up, 2, &experts, &mut random).map_err(|e| format!("{tokens} tokens: {e:?}").into())
-    })
-}
-
-/// All tokens on one expert, on the same ones, one expert several times in a token.
-fn gate_up_skews(device: &Device) -> Outcome {
-    let (tokens, top_k, count) = (24, 4, 7);
-    let mut random = Random::new(29);
-    let gate = Experts::random(device, &vec![Kind::W4; count], 33, 128, &mut random)?;
-    let up = Experts::random(device, &vec![Kind::W4; count], 33, 128, &mut random)?;
-    let skews: [fn(usize) -> usize; 4] = [|_| 6, |pair| pair % 4, |pair| pair / 4 % 7, |pair| pair % 4 / 3 * 5];
-    skews.into_iter().try_for_each(|expert| {
-        let experts: Vec<_> = (0..tokens * top_k).map(expert).collect();
-        as_apart(device, &gate, &up, top_k, &experts, &mut random)
-    })
-}
-
 /// 64 tokens of 8 experts: all on one expert, all on the same eight, each expert but one, one expert eight times in a
 /// token, one token apart from the rest.
-fn skews(device: &Device, kind: Kind) -> Outcome {
+fn skews(device: &Device, kind: Kind, k: usize, sorting: Sorting) -> Outcome {
     let (tokens, top_k, count) = (64, 8, 48);
     let mut random = Random::new(27);
-    let all = Experts::random(device, &vec![kind; count], 65, 320, &mut random)?;
+    let all = Experts { sorting, ..Experts::random(device, &vec![kind; count], 65, k, &mut random)? };
     let skew = |expert: &dyn Fn(usize) -> usize| -> Vec<usize> { (0..tokens * top_k).map(expert).collect() };
     for experts in [
         skew(&|_| 7),
@@ -388,10 +351,10 @@ fn skews(device: &Device, kind: Kind) -> Outcome {
 }
 
 /// 200 launches on a GPU give the same bits, and a pair has the bits that it has alone.
-fn repeats(device: &Device, kind: Kind) -> Outcome {
-    let (tokens, top_k, k) = (16, 4, 1152);
+fn repeats(device: &Device, kind: Kind, k: usize, tokens: usize, sorting: Sorting) -> Outcome {
+    let top_k = 4;
     let mut random = Random::new(28);
-    let all = Experts::random(device, &[kind; 9], 65, k, &mut random)?;
+    let all = Experts { sorting, ..Experts::random(device, &[kind; 9], 65, k, &mut random)? };
     let experts: Vec<_> = (0..tokens * top_k).map(|_| random.below(9)).collect();
     let x = X::random(device, tokens * k, &mut random)?;
     let bits = |values: Vec<f32>| -> Vec<u32> { values.into_iter().map(f32::to_bits).collect() };
@@ -434,104 +397,6 @@ fn last_expert(device: &Device) -> Outcome {
         let y = all.multiply(device, &x, 2, &[383, 0])?;
         equal(kind.name(), &y[..16], &y[16..])?;
     }
-    Ok(())
-}
-
-/// One kernel for both products gives the bits of two products and a SwiGLU; the unequal never take it.
-fn gate_up_as_apart(device: &Device, gate: [Kind; 6], up: [Kind; 6], n: usize, k: usize) -> Outcome {
-    gate_up_by(device, gate, up, [n, k], Sorting::Before(TILE))
-}
-
-fn gate_up_by(device: &Device, gate: [Kind; 6], up: [Kind; 6], [n, k]: [usize; 2], sorting: Sorting) -> Outcome {
-    let (share, mut random) = (2, Random::new((n * 7 + k) as u64));
-    let mut g = Experts::random(device, &gate, n, k, &mut random)?;
-    let u = Experts::random(device, &up, n, k, &mut random)?;
-    g.sorting = sorting;
-    let experts: Vec<usize> = (0..11 * share).map(|pair| [pair % 5, 5, pair / 7][pair % 3]).collect();
-    as_apart(device, &g, &u, share, &experts, &mut random)
-}
-
-fn as_apart(
-    device: &Device,
-    g: &Experts,
-    u: &Experts,
-    share: usize,
-    experts: &[usize],
-    random: &mut Random,
-) -> Outcome {
-    let (pairs, n, k) = (experts.len(), g.weights.n(), g.weights.k());
-    let x = X::random(device, pairs / share * k, random)?;
-    let lists = Lists::new(device, experts, g.stored.len(), g.sorting)?;
-    let (f32, bf16) = (device.alloc::<f32>(pairs * n)?, device.alloc::<cuda_std::bf16>(pairs * n)?);
-    let apart = [device.alloc::<f32>(pairs * n)?, device.alloc::<f32>(pairs * n)?];
-    f32.fill(0xFF)?;
-    let p = GateUp {
-        gate: &g.weights,
-        up: &u.weights,
-        x: x.acts(),
-        x_rows_per_token: share,
-        sorting: g.sorting,
-        ids: lists.ids.view(),
-        order: lists.order.view(),
-        tiles: lists.tiles.view(),
-        pairs,
-        out_f32: f32.view_mut(),
-        out_bf16: bf16.view_mut(),
-        apart: [apart[0].view_mut(), apart[1].view_mut()],
-    };
-    gate_up(device, &p)?;
-    let want = device.alloc::<f32>(pairs * n)?;
-    let products = [g.multiply(device, &x, share, experts)?, u.multiply(device, &x, share, experts)?];
-    let (gate, up) = (device.upload(&products[0])?, device.upload(&products[1])?);
-    let (rows, width, stride) = (pairs, n, n);
-    let out_bf16 = GlobalMut::EMPTY;
-    swiglu(
-        device,
-        Swiglu { gate: gate.view(), up: up.view(), out_f32: want.view_mut(), out_bf16, rows, width, stride },
-    )?;
-    let bits = |values: Vec<f32>| -> Vec<u32> { values.into_iter().map(f32::to_bits).collect() };
-    let want = want.read()?;
-    let rounded: Vec<_> = want.iter().map(|&v| cuda_std::bf16::from_f32(v)).collect();
-    check(bf16.read()? == rounded, || "the bf16 output is not the f32 one rounded".into())?;
-    equal("values", &bits(f32.read()?), &bits(want))
-}
-
-fn gate_up_refuses(device: &Device) -> Outcome {
-    let mut random = Random::new(26);
-    let make = |n, random: &mut Random| Experts::random(device, &[Kind::W4; 2], n, 64, random);
-    let (a, b) = (make(16, &mut random)?, make(32, &mut random)?);
-    let x = X::random(device, 2 * 64, &mut random)?;
-    let (out, order, tiles) = (device.zeros::<f32>(2 * 16)?, device.zeros(2)?, device.zeros(7)?);
-    let p = |gate, up, pairs| GateUp {
-        gate,
-        up,
-        x: x.acts(),
-        x_rows_per_token: 1,
-        sorting: Sorting::Before(TILE),
-        ids: Global::EMPTY,
-        order: order.view(),
-        tiles: tiles.view(),
-        pairs,
-        out_f32: out.view_mut(),
-        out_bf16: GlobalMut::EMPTY,
-        apart: [GlobalMut::EMPTY; 2],
-    };
-    let refused = |p: GateUp, what: &str| {
-        let error = gate_up(device, &p).err().map(|e| e.to_string()).unwrap_or_default();
-        check(error.contains(what), || format!("expected a refusal with `{what}`, found `{error}`"))
-    };
-    refused(p(&a.weights, &b.weights, 2), "`experts` [2, 16, 64] and `experts` [2, 32, 64]")?;
-    refused(p(&a.weights, &a.weights, 3), "x holds 128, expected 192")?;
-    let out_f32 = GlobalMut::from_raw(out.view().addr(), 31);
-    refused(GateUp { out_f32, ..p(&a.weights, &a.weights, 2) }, "the f32 output holds 31, expected 32")?;
-    let plans =
-        explain_gate_up(&a.weights, &a.weights, 6, Sorting::Before(TILE)).ok_or("one kernel multiplies both")?;
-    equal(
-        "operations",
-        &[plans[0].flops(), explain_grouped(&a.weights, 6, Sorting::Within)[0].flops()],
-        &[4 * 6 * 16 * 64, 2 * 6 * 16 * 64],
-    )?;
-    gate_up(device, &p(&a.weights, &a.weights, 0))?;
     Ok(())
 }
 

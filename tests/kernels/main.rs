@@ -9,6 +9,7 @@ mod commit;
 mod device;
 mod draw;
 mod embed;
+mod gate_up;
 mod gated;
 mod linear;
 mod linear_dense;
@@ -38,6 +39,7 @@ fn main() -> std::process::ExitCode {
     device::cases(&mut suite);
     linear_dense::cases(&mut suite);
     linear_edges::cases(&mut suite);
+    gate_up::cases(&mut suite);
     gated::cases(&mut suite);
     linear_grouped::cases(&mut suite);
     linear_tiled::cases(&mut suite);
