@@ -71,8 +71,8 @@ pub fn launch_bounds<const THREADS: u32, const BLOCKS: u32>() {
     arch::launch_bounds::<THREADS, BLOCKS>();
 }
 
-/// Leaves in the PTX that `BLOCKS` blocks of `THREADS` threads are meant to be on a multiprocessor at once: `cargo xtask
-/// ptx` sees to it that their registers fit.
+/// Leaves in the PTX that `BLOCKS` blocks of `THREADS` threads are meant to be on a multiprocessor at once: `cargo
+/// xtask ptx` sees to it that their registers fit.
 #[inline(always)]
 pub fn expect_blocks<const THREADS: u32, const BLOCKS: u32>() {
     #[cfg(target_arch = "nvptx64")]

@@ -1,9 +1,9 @@
-//! Where products gathered by expert find their pairs: in lists that [`super::expert_sort`] has written, or, where pairs
-//! are few, in lists of the block's own.
+//! Where products gathered by expert find their pairs: in lists that [`super::expert_sort`] has written, or, where
+//! pairs are few, in lists of the block's own.
 //!
-//! So few pairs a warp sorts in less time than a launch takes to begin, so each block does it for itself, and nothing is
-//! launched before the products. Up to [`ALONE`] pairs are not even sorted: each is a tile, in the order in which they
-//! come.
+//! So few pairs a warp sorts in less time than a launch takes to begin, so each block does it for itself, and nothing
+//! is launched before the products. Up to [`ALONE`] pairs are not even sorted: each is a tile, in the order in which
+//! they come.
 
 use cuda_std::{Global, math, static_shared, thread, warp};
 
