@@ -225,8 +225,8 @@ impl Device {
     }
 
     /// Queues what `other` and `first` queue, each in its own order, so that the two may run at once: after all that
-    /// was queued before, and before all that is queued next. Neither touches what the other writes. The CPU device runs
-    /// them one after the other.
+    /// was queued before, and before all that is queued next. Neither touches what the other writes. The CPU device
+    /// runs them one after the other.
     pub fn beside(&self, other: impl FnOnce() -> Result<()>, first: impl FnOnce() -> Result<()>) -> Result<()> {
         match &*self.0 {
             Backend::Cpu(_) => other().and_then(|()| first()),
