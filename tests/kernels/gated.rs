@@ -56,7 +56,8 @@ impl Pair {
         let [n, _] = self.shape;
         let (f32, rounded) = (device.alloc::<f32>(rows * n)?, device.alloc::<bf16>(rows * n)?);
         let apart = [device.alloc::<f32>(rows * n)?, device.alloc::<f32>(rows * n)?];
-        (f32.fill(0xFF)?, rounded.fill(0xFF)?);
+        f32.fill(0xFF)?;
+        rounded.fill(0xFF)?;
         let gate = Product::plain(&self.gate, x.acts(), rows, apart[0].view_mut());
         let up = Product::plain(&self.up, x.acts(), rows, apart[1].view_mut());
         gated(device, &Gated { gate, up, out_f32: f32.view_mut(), out_bf16: rounded.view_mut() })?;
