@@ -17,6 +17,7 @@ pub fn cases(suite: &mut Suite) {
     suite.both("selftest::wide", wide);
     suite.both("selftest::async_copies", async_copies);
     suite.both("selftest::atomics", atomics);
+    suite.both("selftest::barriers", barriers);
     suite.both("selftest::launchers_refuse_short_buffers", refuses);
 }
 
@@ -212,8 +213,27 @@ fn atomics(device: &Device) -> Outcome {
     equal("what the last block saw", sums, &[one * THREADS; ATOMIC_BLOCKS as usize])
 }
 
+fn barriers(device: &Device) -> Outcome {
+    let mut random = Random::new(15);
+    let x: Vec<u32> = (0..BLOCK).map(|_| random.next() as u32).collect();
+    // What is seen too early is another round's word.
+    for _ in 0..if device.is_cuda() { 200 } else { 3 } {
+        let y = words(device, WordsTest::Barriers, &x, &[])?;
+        let (own, all) = (kernel::BARRIER_ROWS - 2, kernel::BARRIER_ROWS - 1);
+        let want = |i: usize| match (i / BLOCK, i % BLOCK) {
+            (row, t) if row == own => x[t ^ 1],
+            (row, t) if row == all => x[BLOCK - 1 - t],
+            (_, 0..32) => UNTOUCHED,
+            (round, t) => x[BLOCK - 1 - t].wrapping_mul(round as u32 + 1),
+        };
+        equal("words", &y, &(0..y.len()).map(want).collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
+
 fn refuses(device: &Device) -> Outcome {
-    for test in [WordsTest::Warp, WordsTest::Indices, WordsTest::Wide, WordsTest::Async, WordsTest::Atomics] {
+    use WordsTest::{Async, Atomics, Barriers, Indices, Warp, Wide};
+    for test in [Warp, Indices, Wide, Async, Atomics, Barriers] {
         let (read, written) = test.words();
         let (x, y): (Buffer<u32>, Buffer<u32>) = (device.zeros(read)?, device.zeros(written)?);
         let short = y.view_mut().part(0, written - 1);

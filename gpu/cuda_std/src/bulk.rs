@@ -5,8 +5,9 @@
 //! bytes that arrivals announced have landed; then the next begins. A waiting thread names the parity of the phase it
 //! waits for: 0 for the first, 1 for the second, 0 for the third. Who has waited sees what was copied.
 //!
-//! On the CPU device in checked mode a copy lands only in the wait that ends its phase; bytes touched before, and
-//! copies that nobody has waited for when the block ends, are faults.
+//! On the CPU device in checked mode a copy lands only in the wait that ends its phase; bytes touched before, or by a
+//! thread that has neither waited nor met one that has, and copies that nobody has waited for when the block ends, are
+//! faults.
 
 use crate::{Element, Global, Shared, arch};
 
@@ -69,13 +70,9 @@ pub fn copy_once<T: Element>(
     barriers: Barriers,
     i: usize,
 ) {
-    let bytes = elems * size_of::<T>();
-    let to = dst.addr_of(dst_index, elems);
-    let from = src.addr().wrapping_add(src_index.wrapping_mul(size_of::<T>()) as u64);
-    #[cfg(not(target_arch = "nvptx64"))]
-    crate::cpu::check_bulk(src_index, elems, src.len() as u64, from, bytes);
+    let (to, from, bytes) = ends(dst, dst_index, src, src_index, elems);
     // SAFETY: both ranges lie inside their views, the barrier in its.
-    unsafe { arch::bulk_copy_once(to, from, bytes as u32, barriers.0.addr_of(i, 1)) }
+    unsafe { arch::bulk_copy_once(to, from, bytes, barriers.0.addr_of(i, 1)) }
 }
 
 /// As [`copy_once`], for what other blocks read too: no hint to the L2.
@@ -89,11 +86,23 @@ pub fn copy<T: Element>(
     barriers: Barriers,
     i: usize,
 ) {
+    let (to, from, bytes) = ends(dst, dst_index, src, src_index, elems);
+    // SAFETY: as in `copy_once`.
+    unsafe { arch::bulk_copy(to, from, bytes, barriers.0.addr_of(i, 1)) }
+}
+
+/// Where a copy goes and comes from, both inside their views, and its bytes.
+#[inline(always)]
+fn ends<T: Element>(
+    dst: Shared<T>,
+    dst_index: usize,
+    src: Global<T>,
+    src_index: usize,
+    elems: usize,
+) -> (u32, u64, u32) {
     let bytes = elems * size_of::<T>();
-    let to = dst.addr_of(dst_index, elems);
     let from = src.addr().wrapping_add(src_index.wrapping_mul(size_of::<T>()) as u64);
     #[cfg(not(target_arch = "nvptx64"))]
     crate::cpu::check_bulk(src_index, elems, src.len() as u64, from, bytes);
-    // SAFETY: as in `copy_once`.
-    unsafe { arch::bulk_copy(to, from, bytes as u32, barriers.0.addr_of(i, 1)) }
+    (dst.addr_of(dst_index, elems), from, bytes as u32)
 }

@@ -34,6 +34,8 @@ mod kernel;
 #[cfg(target_arch = "nvptx64")]
 #[doc(hidden)]
 pub mod ptx;
+#[cfg(target_arch = "nvptx64")]
+mod ptx_barriers;
 #[cfg(all(target_arch = "nvptx64", target_feature = "ptx80"))]
 mod ptx_bulk;
 #[cfg(target_arch = "nvptx64")]

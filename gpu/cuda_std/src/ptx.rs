@@ -10,6 +10,7 @@ use core::arch::global_asm;
 use core::arch::nvptx as nv;
 
 use crate::Element;
+pub use crate::ptx_barriers::*;
 #[cfg(target_feature = "ptx80")]
 pub use crate::ptx_bulk::*;
 pub use crate::ptx_half::*;
@@ -68,12 +69,6 @@ pub fn lane_id() -> u32 {
 #[inline(always)]
 pub fn warp_id() -> u32 {
     (thread_idx_x() + block_dim_x() * (thread_idx_y() + block_dim_y() * thread_idx_z())) / 32
-}
-
-#[inline(always)]
-pub fn sync_threads() {
-    // SAFETY: the barrier; all threads reach it by contract.
-    unsafe { nv::_syncthreads() }
 }
 
 #[inline(always)]

@@ -33,6 +33,21 @@ pub fn sync_threads() {
     arch::sync_threads();
 }
 
+/// Waits at barrier `id`, 1 to 15, until `threads` threads have come there, whole warps of the block, and orders the
+/// memory accesses of those that have (`bar.sync id, threads`). All lanes of a warp come together, all who come name
+/// the same number of threads, and a warp comes once a meeting; then the barrier can be used again.
+#[inline(always)]
+pub fn sync_numbered(id: u32, threads: u32) {
+    arch::sync_numbered(id, threads);
+}
+
+/// Comes to barrier `id` as [`sync_numbered`] does, but does not wait: those who do see what this warp has done so far
+/// (`bar.arrive id, threads`).
+#[inline(always)]
+pub fn arrive_numbered(id: u32, threads: u32) {
+    arch::arrive_numbered(id, threads);
+}
+
 /// Orders this thread's writes before its later ones for the whole device (`fence.acq_rel.gpu`).
 #[inline(always)]
 pub fn fence_device() {

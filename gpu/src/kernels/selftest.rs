@@ -265,6 +265,44 @@ pub fn selftest_atomics(a: SelftestWordsArgs) {
     }
 }
 
+/// Rows that `selftest_barriers` writes: one a hand-over, then one by each warp alone, one by all.
+pub const BARRIER_ROWS: usize = HAND_OVERS as usize + 2;
+const HAND_OVERS: u32 = 4;
+
+/// One block. The first warp hands words to the second through one array, again and again: it comes to one numbered
+/// barrier and waits at another. Then each warp meets alone, and both meet, at barriers of other numbers.
+#[kernel]
+pub fn selftest_barriers(a: SelftestWordsArgs) {
+    const FULL: u32 = 1;
+    const EMPTY: u32 = 2;
+    const OWN: u32 = 14;
+    let t = thread::thread_idx_x() as usize;
+    let (lane, second) = (t % LANES as usize, t >= LANES as usize);
+    let tile: Shared<u32> = dynamic_shared(0, THREADS);
+    for round in 0..HAND_OVERS {
+        if second {
+            thread::sync_numbered(FULL, THREADS);
+            let found = tile.get(LANES as usize - 1 - lane);
+            a.y.set(round as usize * BLOCK + t, found);
+            if round + 1 < HAND_OVERS {
+                thread::arrive_numbered(EMPTY, THREADS);
+            }
+        } else {
+            if round > 0 {
+                thread::sync_numbered(EMPTY, THREADS);
+            }
+            tile.set(lane, a.x.get(lane).wrapping_mul(round + 1));
+            thread::arrive_numbered(FULL, THREADS);
+        }
+    }
+    thread::sync_threads();
+    tile.set(t, a.x.get(t));
+    thread::sync_numbered(OWN + second as u32, LANES);
+    a.y.set(HAND_OVERS as usize * BLOCK + t, tile.get(t ^ 1));
+    thread::sync_numbered(FULL, THREADS);
+    a.y.set((HAND_OVERS as usize + 1) * BLOCK + t, tile.get(BLOCK - 1 - t));
+}
+
 /// Rows that stay unwritten in the third product of `selftest_matrix`: those from here on.
 pub const STORED_ROWS: usize = 5;
 

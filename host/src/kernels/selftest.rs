@@ -15,6 +15,7 @@ pub enum WordsTest {
     Wide,
     Async,
     Atomics,
+    Barriers,
 }
 
 impl WordsTest {
@@ -28,6 +29,7 @@ impl WordsTest {
             Self::Wide => (kernel::WORDS, kernel::WIDE_ROWS * block),
             Self::Async => (kernel::WORDS, kernel::ASYNC_ROWS * block),
             Self::Atomics => (0, kernel::ATOMIC_WORDS),
+            Self::Barriers => (block, kernel::BARRIER_ROWS * block),
         }
     }
 
@@ -42,6 +44,7 @@ impl WordsTest {
             }
             Self::Wide => (&kernel::SELFTEST_WIDE, line(1, 2 * kernel::WORDS as u32 * WORD)),
             Self::Async => (&kernel::SELFTEST_ASYNC, line(1, 3 * kernel::WORDS as u32 * WORD)),
+            Self::Barriers => (&kernel::SELFTEST_BARRIERS, line(1, kernel::THREADS * WORD)),
             Self::Atomics => (
                 &kernel::SELFTEST_ATOMICS,
                 line(kernel::ATOMIC_BLOCKS, (kernel::THREADS + kernel::ATOMIC_EXTRA) * WORD),

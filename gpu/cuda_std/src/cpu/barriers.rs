@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::FaultKind;
 use super::block::{State, Thread};
+use super::order::{Seen, Write, copies_of};
 
 /// A bulk copy on its way.
 struct Copy {
@@ -24,6 +25,10 @@ struct Phase {
     started: u64,
     parity: u32,
     copies: Vec<Copy>,
+    made: Write,
+    /// What those know that have arrived, and what who waits for a phase that is over learns.
+    arrived: Seen,
+    over: Seen,
 }
 
 /// A block's barriers, by shared address.
@@ -40,7 +45,7 @@ impl BlockBarriers {
         if arrivals == 0 {
             me.fault(FaultKind::Divergence, "makes a barrier of no arrivals".into());
         }
-        let phase = Phase { arrivals, wanted: arrivals, ..Phase::default() };
+        let phase = Phase { arrivals, wanted: arrivals, made: Write::by(me.now()), ..Phase::default() };
         self.0.borrow_mut().insert(addr, phase);
     }
 
@@ -49,13 +54,18 @@ impl BlockBarriers {
         if me.block().checked {
             me.step();
         }
-        match self.0.borrow_mut().get_mut(&addr) {
-            Some(phase) => change(phase),
-            None => {
-                let what = format!("uses shared byte {addr} as a barrier, which nothing has initialised");
-                me.fault(FaultKind::Uninitialised, what)
-            }
+        let mut all = self.0.borrow_mut();
+        let Some(phase) = all.get_mut(&addr) else {
+            let what = format!("uses shared byte {addr} as a barrier, which nothing has initialised");
+            me.fault(FaultKind::Uninitialised, what);
+        };
+        if me.block().checked
+            && let Some(maker) = phase.made.race(me.now())
+        {
+            let what = format!("uses the barrier at shared byte {addr}, which thread {maker} made, with none between");
+            me.fault(FaultKind::Race, what);
         }
+        change(phase)
     }
 
     pub fn arrive(&self, me: &Thread, addr: u32, bytes: u32) {
@@ -63,6 +73,9 @@ impl BlockBarriers {
             phase.announced += u64::from(bytes);
             let wanted = phase.wanted.checked_sub(1);
             phase.wanted = wanted.unwrap_or(0);
+            if me.block().checked {
+                me.order.arrive(&mut phase.arrived, me.linear, me.block().tick());
+            }
             wanted.is_some()
         });
         if !arrived {
@@ -86,26 +99,32 @@ impl BlockBarriers {
         me.block().wake();
     }
 
-    /// Ends the phase of this parity if all has arrived; whether it is over.
+    /// Ends the phase of this parity if all has arrived; whether it is over, and then what is learnt from it.
     fn over(&self, me: &Thread, addr: u32, parity: u32) -> bool {
         self.with(me, addr, |phase| {
             if phase.parity == parity && phase.wanted == 0 && phase.started == phase.announced {
-                phase.copies.drain(..).for_each(|copy| land(me, copy));
-                let (arrivals, parity) = (phase.arrivals, phase.parity ^ 1);
-                *phase = Phase { arrivals, wanted: arrivals, parity, ..Phase::default() };
+                let by = Write::by_copy(copies_of(addr), me.block().tick());
+                phase.over.join(&phase.arrived);
+                if !phase.copies.is_empty() {
+                    by.tell(&mut phase.over);
+                }
+                phase.copies.drain(..).for_each(|copy| land(me, copy, by));
+                phase.arrived.clear();
+                (phase.wanted, phase.announced, phase.started) = (phase.arrivals, 0, 0);
+                phase.parity ^= 1;
                 me.block().wake();
             }
-            phase.parity != parity
+            let over = phase.parity != parity;
+            if over && me.block().checked {
+                me.order.learn(&phase.over);
+            }
+            over
         })
     }
 
     pub fn wait(&self, me: &Thread, addr: u32, parity: u32) {
         while !self.over(me, addr, parity) {
             me.suspend(State::AtPhase);
-        }
-        // What several threads arrive at orders as the block's barrier does, for who has waited.
-        if self.with(me, addr, |phase| phase.arrivals > 1) {
-            me.epoch.set(me.epoch.get() + 1);
         }
     }
 
@@ -115,10 +134,10 @@ impl BlockBarriers {
     }
 }
 
-fn land(me: &Thread, copy: Copy) {
+fn land(me: &Thread, copy: Copy, by: Write) {
     let shared = &me.block().shared;
     if shared.checked {
-        shared.land(copy.dst, copy.bytes as usize);
+        shared.land(copy.dst, copy.bytes as usize, by);
     }
     // SAFETY: both ranges were checked when the copy started (checked mode) or are the kernel's contract.
     unsafe {

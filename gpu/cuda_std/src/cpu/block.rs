@@ -13,6 +13,8 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 use super::barriers::BlockBarriers;
 use super::exchange::Warp;
 use super::memory::{AsyncQueue, Regions};
+use super::named::NumberedBarriers;
+use super::order::{Now, Order, Seen};
 use super::shared::SharedMemory;
 use super::{Dims, Fault, FaultKind, Mode};
 
@@ -29,6 +31,8 @@ pub(super) enum State {
     AtWarp,
     /// At a barrier in shared memory.
     AtPhase,
+    /// At the numbered barrier.
+    AtNumbered(u32),
     Done,
 }
 
@@ -37,10 +41,7 @@ pub(super) struct Thread {
     pub index: [u32; 3],
     pub linear: u32,
     pub state: Cell<State>,
-    /// Barriers passed, from 1; orders shared accesses.
-    pub epoch: Cell<u32>,
-    /// Warp barriers passed, from 1.
-    pub warp_epoch: Cell<u32>,
+    pub order: Order,
     pub asyncs: RefCell<AsyncQueue>,
     /// The live buffer that the last global access fell in.
     pub region: Cell<(u64, u64)>,
@@ -76,6 +77,12 @@ impl Thread {
     pub fn block(&self) -> &Block {
         // SAFETY: the block outlives its threads.
         unsafe { &*self.block }
+    }
+
+    /// This thread at this moment of its block.
+    #[inline(always)]
+    pub fn now(&self) -> Now<'_> {
+        Now::new(self.block().clock.get(), self.linear, &self.order)
     }
 
     /// Gives the OS thread to the scheduler until `state` is set to ready again.
@@ -114,8 +121,11 @@ pub(super) struct Block {
     pub regions: Arc<Regions>,
     pub warps: Vec<Warp>,
     pub barriers: BlockBarriers,
+    pub numbered: NumberedBarriers,
     threads: RefCell<Rc<[Thread]>>,
     arrived: Cell<u32>,
+    /// Moves on whenever somebody lets go of what was done.
+    clock: Cell<u32>,
     seed: u64,
 }
 
@@ -135,8 +145,10 @@ impl Block {
             regions,
             warps: (0..count / 32).map(|_| Warp::default()).collect(),
             barriers: BlockBarriers::default(),
+            numbered: NumberedBarriers::default(),
             threads: RefCell::new(Rc::new([])),
             arrived: Cell::new(0),
+            clock: Cell::new(1),
             seed,
         }
     }
@@ -150,18 +162,52 @@ impl Block {
         let arrived = self.arrived.get() + 1;
         if arrived == threads.len() as u32 {
             self.arrived.set(0);
-            threads.iter().filter(|t| t.state.get() == State::AtBarrier).for_each(|t| t.state.set(State::Ready));
+            let time = self.tick();
+            threads.iter().for_each(|t| t.order.meet(time));
+            self.release(State::AtBarrier);
         } else {
             self.arrived.set(arrived);
             me.suspend(State::AtBarrier);
         }
-        me.epoch.set(me.epoch.get() + 1);
+    }
+
+    /// Now, which will then be over.
+    pub fn tick(&self) -> u32 {
+        let now = self.clock.get();
+        self.clock.set(now + 1);
+        now
+    }
+
+    /// Orders what the lanes of a warp do, all of which are at its barrier.
+    pub fn meet_warp(&self, warp: usize) {
+        if self.checked {
+            let (mut seen, time) = (Seen::default(), self.tick());
+            self.tell_of_warp(warp, &mut seen);
+            self.threads.borrow()[warp * 32..][..32].iter().for_each(|t| t.order.meet_warp(time, &seen));
+        }
+    }
+
+    /// A read of shared memory by a lane of a warp, which another makes for it.
+    pub fn read_as(&self, warp: usize, lane: usize, addr: u32, bytes: usize) {
+        if self.checked {
+            self.shared.read(&self.threads.borrow()[warp * 32 + lane], addr, bytes);
+        }
+    }
+
+    /// Adds what the lanes of a warp know to `seen`.
+    pub fn tell_of_warp(&self, warp: usize, seen: &mut Seen) {
+        self.threads.borrow()[warp * 32..][..32].iter().for_each(|t| t.order.tell(seen));
     }
 
     /// Makes threads that wait at barriers in shared memory look again.
     pub fn wake(&self) {
+        self.release(State::AtPhase);
+    }
+
+    /// Makes threads ready that are at one place.
+    pub fn release(&self, from: State) {
         let threads = self.threads.borrow();
-        threads.iter().filter(|t| t.state.get() == State::AtPhase).for_each(|t| t.state.set(State::Ready));
+        threads.iter().filter(|t| t.state.get() == from).for_each(|t| t.state.set(State::Ready));
     }
 
     /// Makes the lanes of a warp ready again after an exchange.
@@ -176,7 +222,9 @@ impl Block {
         self.index.set(index);
         self.arrived.set(0);
         self.shared.reset();
+        self.clock.set(1);
         self.barriers.clear();
+        self.numbered.clear();
         self.warps.iter_mut().for_each(Warp::reset);
         let [bx, by, _] = self.dims.block;
         let count = self.dims.block.iter().product::<u32>();
@@ -186,8 +234,7 @@ impl Block {
                 index: [linear % bx, linear / bx % by, linear / (bx * by)],
                 linear,
                 state: Cell::new(State::Ready),
-                epoch: Cell::new(1),
-                warp_epoch: Cell::new(1),
+                order: Order::default(),
                 asyncs: RefCell::default(),
                 region: Cell::new((0, 0)),
                 steps: Cell::new(0),
@@ -274,24 +321,33 @@ impl Block {
         }
     }
 
-    /// A copy that would land after the block has gone.
+    /// A copy that would land after the block has gone; a barrier that not all have come to.
     fn unfinished(&self) -> Option<Fault> {
-        let (dst, bytes) = self.barriers.unfinished()?;
-        let what = format!("ends while a bulk copy of {bytes} bytes to shared byte {dst} is on its way");
-        let (kernel, block) = (self.kernel, self.index.get());
-        Some(Fault { kind: FaultKind::AsyncPending, kernel, block, thread: None, what })
+        let (kind, what) = if let Some((dst, bytes)) = self.barriers.unfinished() {
+            let what = format!("ends while a bulk copy of {bytes} bytes to shared byte {dst} is on its way");
+            (FaultKind::AsyncPending, what)
+        } else {
+            let id = self.numbered.unfinished()?;
+            let (come, threads) = self.numbered.progress(id);
+            (FaultKind::Divergence, format!("ends when {come} threads have come to barrier {id} of {threads}"))
+        };
+        Some(Fault { kind, kernel: self.kernel, block: self.index.get(), thread: None, what })
     }
 
     /// Nobody can run: some threads wait for others that are elsewhere.
     fn divergence(&self, threads: &[Thread]) -> Fault {
         let place = |t: &Thread| match t.state.get() {
-            State::AtBarrier => "at the block's barrier",
-            State::AtWarp => "in a warp operation",
-            State::AtPhase => "at a barrier in shared memory",
-            State::Done => "at its end",
-            State::Ready => "ready",
+            State::AtBarrier => "at the block's barrier".to_string(),
+            State::AtWarp => "in a warp operation".to_string(),
+            State::AtPhase => "at a barrier in shared memory".to_string(),
+            State::AtNumbered(id) => {
+                let (come, threads) = self.numbered.progress(id);
+                format!("at barrier {id}, to which {come} of {threads} threads have come")
+            }
+            State::Done => "at its end".to_string(),
+            State::Ready => "ready".to_string(),
         };
-        let waiting = |t: &&Thread| matches!(t.state.get(), State::AtBarrier | State::AtWarp | State::AtPhase);
+        let waiting = |t: &&Thread| !matches!(t.state.get(), State::Ready | State::Done);
         // A lane that waits for its warp says more than the barrier that the others wait at.
         let first = threads.iter().find(|t| t.state.get() == State::AtWarp).or(threads.iter().find(waiting));
         let (thread, what) = match first {

@@ -20,6 +20,12 @@ pub(super) enum Op {
     LdMatrix,
     /// With the number of steps.
     Mma(usize),
+    /// A numbered barrier of so many threads, at which the warp waits or not.
+    Numbered {
+        id: u32,
+        threads: u32,
+        waits: bool,
+    },
 }
 
 type Lanes = [[u32; WORDS]; 32];

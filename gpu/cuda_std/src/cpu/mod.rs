@@ -2,16 +2,20 @@
 //!
 //! A block's threads are coroutines on one OS thread (`block.rs`); blocks run in parallel. Warp operations exchange
 //! values through `exchange.rs`. In checked mode every access is checked: global accesses (`memory.rs`) against their
-//! view and the live buffers; shared accesses (`shared.rs`) against their array, against other threads' accesses since
-//! the last barrier, and against asynchronous copies still on their way; barriers and warp operations must be reached
-//! by all; a block must end. A broken rule is a [`Fault`] that names kernel, block and thread.
+//! view and the live buffers; shared accesses (`shared.rs`) against their array, against other threads' accesses that
+//! have not been seen (`order.rs`), and against asynchronous copies still on their way; barriers (`barriers.rs`,
+//! `named.rs`) and warp operations must be reached by all; a block must end. A broken rule is a [`Fault`] that names
+//! kernel, block and thread.
 
 mod barriers;
 mod block;
 mod exchange;
 mod fault;
 mod memory;
+mod named;
 pub mod ops;
+mod order;
+mod shadow;
 mod shared;
 #[cfg(test)]
 mod tests;

@@ -42,10 +42,20 @@ pub fn sync_threads() {
     me.block().sync_threads(me);
 }
 
+/// The warp's lanes come together: the instruction is `.aligned`.
+pub fn sync_numbered(id: u32, threads: u32) {
+    let me = current();
+    me.block().numbered.reach(me, id, threads, true);
+}
+
+pub fn arrive_numbered(id: u32, threads: u32) {
+    let me = current();
+    me.block().numbered.reach(me, id, threads, false);
+}
+
 pub fn sync_warp() {
     let me = current();
-    exchange(me, Op::Barrier, &[], |_| {}, |_| {});
-    me.warp_epoch.set(me.warp_epoch.get() + 1);
+    exchange(me, Op::Barrier, &[], |_| me.block().meet_warp(me.linear as usize / 32), |_| {});
 }
 
 pub fn opaque(value: u32) -> u32 {
@@ -314,8 +324,8 @@ pub unsafe fn bulk_copy_once(dst: u32, src: u64, bytes: u32, barrier: u32) {
 /// # Safety
 /// As [`bulk_copy_once`].
 pub unsafe fn bulk_copy(dst: u32, src: u64, bytes: u32, barrier: u32) {
-    let me = current();
-    me.block().barriers.start(me, dst, src, bytes, barrier);
+    // SAFETY: the caller's; what differs is a hint.
+    unsafe { bulk_copy_once(dst, src, bytes, barrier) }
 }
 
 pub fn mma_m16n8k16(d: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
@@ -347,22 +357,30 @@ fn mma<const STEPS: usize, const HALF: bool>(d: &mut [f32; 4], a: [[u32; 4]; STE
     });
 }
 
-/// Rows named by the lanes, then this lane's pair of matrix `i`.
+/// Rows named by the lanes, then this lane's pair of matrix `i`. The last lane to come reads for all.
 fn ldmatrix<const N: usize>(row: u32, transposed: bool) -> [u32; N] {
     let me = current();
     me.block().shared.check_row(me, row);
-    let rows: [u32; 32] = exchange(me, Op::LdMatrix, &[row], |_| {}, |lanes| lanes.map(|w| w[0]));
-    let lane = me.linear as usize % 32;
-    let (g, c) = (lane / 4, lane % 4 * 2);
-    std::array::from_fn(|i| {
-        let at = |r: usize, col: usize| {
-            // SAFETY: each named row is 16 bytes of a view, checked when the lane named it.
-            let bits = unsafe { load_shared::<bf16>(rows[i * 8 + r] + 2 * col as u32) };
-            bits.to_bits() as u32
-        };
-        let (first, second) = if transposed { (at(c, g), at(c + 1, g)) } else { (at(g, c), at(g, c + 1)) };
-        first | second << 16
-    })
+    let (warp, lane) = (me.linear as usize / 32, me.linear as usize % 32);
+    let read = |lanes: &mut [[u32; MMA_WORDS]; 32]| {
+        let rows: [[[u16; 8]; 8]; N] = std::array::from_fn(|i| {
+            std::array::from_fn(|r| {
+                let addr = lanes[i * 8 + r][0];
+                // One of the lanes that get some of the row.
+                me.block().read_as(warp, 4 * r, addr, 16);
+                // SAFETY: each named row is 16 bytes of a view, checked when the lane named it.
+                unsafe { me.block().shared.at(addr).cast::<[u16; 8]>().read_unaligned() }
+            })
+        });
+        for (lane, words) in lanes.iter_mut().enumerate() {
+            let (g, c) = (lane / 4, lane % 4 * 2);
+            for (word, rows) in words.iter_mut().zip(&rows) {
+                let pair = if transposed { [rows[c][g], rows[c + 1][g]] } else { [rows[g][c], rows[g][c + 1]] };
+                *word = u32::from(pair[0]) | u32::from(pair[1]) << 16;
+            }
+        }
+    };
+    exchange(me, Op::LdMatrix, &[row], read, |lanes| std::array::from_fn(|i| lanes[lane][i]))
 }
 
 pub fn ldmatrix_x4(row: u32) -> [u32; 4] {

@@ -4,6 +4,7 @@ mod barriers;
 mod faults;
 mod math;
 mod memory;
+mod named;
 mod races;
 mod tiles;
 mod warps;
