@@ -90,8 +90,12 @@ impl Product<'_> {
     }
 
     fn launch_f32(&self, device: &Device, plan: Plan) -> Result<()> {
-        let x = self.x.f32;
-        self.check(GEMM_F32.name(), &plan, x.len())?;
+        let (x, name) = (self.x.f32, GEMM_F32.name());
+        contract(name, self.weight.format() == Format::F32, || {
+            let (name, format) = (self.weight.name(), self.weight.format());
+            format!("`{name}`: {format} weights have no kernel for {} rows", self.rows)
+        })?;
+        self.check(name, &plan, x.len())?;
         let sizes = [self.weight.k(), self.x_stride, self.x_batch];
         let wide = x.addr().is_multiple_of(WIDE) && sizes.iter().all(|size| size.is_multiple_of(WIDE_F32));
         let (n, k, k_split) = (plan.n as u32, plan.k as u32, plan.k_split as u32);
@@ -161,6 +165,7 @@ fn launch(device: &Device, p: &Product, plan: Plan) -> Result<()> {
         };
     }
     match plan.variant.and_then(|variant| variant.kernel_of(p.weight.pool().kind)) {
+        // Refused but for f32 weights.
         None => p.launch_f32(device, plan),
         Some(entry) => p.launch_streamed(device, plan, entry),
     }
