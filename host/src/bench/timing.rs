@@ -67,15 +67,23 @@ pub struct Measured {
     pub error: Option<f64>,
 }
 
+/// Whether this memory reads so fast.
+fn possible(memory: &Memory, case: &Case, gb_s: f64) -> Result<()> {
+    if gb_s <= memory.read * MARGIN {
+        return Ok(());
+    }
+    Err(DeviceError::Unsupported(format!(
+        "{} {} x {}: {gb_s:.0} GB/s, but this memory reads {:.0}: the sets of memory fit into a cache",
+        case.operator, case.shape, case.rows, memory.read
+    )))
+}
+
 /// Times a case; a rate that the memory does not have is an error.
 pub fn measure(device: &Device, memory: &Memory, case: &Case) -> Result<Measured> {
     let Time { us, p95 } = time(device, &case.runs)?;
     let gb_s = case.bytes as f64 / us / 1e3;
-    if device.is_cuda() && gb_s > memory.read * MARGIN {
-        return Err(DeviceError::Unsupported(format!(
-            "{} {} x {}: {gb_s:.0} GB/s, but this memory reads {:.0}: the sets of memory fit into a cache",
-            case.operator, case.shape, case.rows, memory.read
-        )));
+    if device.is_cuda() {
+        possible(memory, case, gb_s)?;
     }
     Ok(Measured {
         operator: case.operator,
@@ -89,4 +97,25 @@ pub fn measure(device: &Device, memory: &Memory, case: &Case) -> Result<Measured
         tflop_s: case.flops as f64 / us / 1e6,
         error: case.error,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case() -> Case {
+        Case { operator: "mla", shape: "8x64".into(), rows: 3, bytes: 1, flops: 0, runs: Vec::new(), error: None }
+    }
+
+    #[test]
+    fn rates_above_the_read_rate_are_refused() {
+        let memory = Memory { copy: 3900.0, read: 4500.0 };
+        for gb_s in [10.0, 3950.0, 4500.0, 4580.0] {
+            assert!(possible(&memory, &case(), gb_s).is_ok(), "{gb_s}");
+        }
+        for gb_s in [4600.0, 9000.0, f64::INFINITY, f64::NAN] {
+            let error = possible(&memory, &case(), gb_s).unwrap_err().to_string();
+            assert!(error.contains("mla 8x64 x 3") && error.contains("this memory reads 4500"), "{error}");
+        }
+    }
 }

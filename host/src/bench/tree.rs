@@ -23,6 +23,8 @@ const FEW_TOKENS: usize = 9001;
 const LAYERS: usize = 61;
 const SLOTS: usize = 2048;
 const COMMITTED: u32 = 900;
+/// Rows whose token is compared with the twin's.
+const COMPARED_ROWS: usize = 8;
 const BUDGETS: [usize; 4] = [16, 64, 256, 1024];
 const SEED: u64 = 27;
 const WORD: usize = size_of::<u32>();
@@ -162,7 +164,7 @@ pub fn pick<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
         ("draw top-p", Pick::Draw(Sampling { top_p: 0.95, ..all })),
         ("draw top-k", Pick::Draw(Sampling { top_k: 50, top_p: 0.95, min_p: 0.01, ..all })),
     ];
-    let rows = rows(device, options, &[1, 17, 65]);
+    let rows = rows(device, options, &[1, 8, 17, 65]);
     let cases = kinds.into_iter().flat_map(move |kind| rows.clone().into_iter().map(move |rows| (kind, rows)));
     Ok(Box::new(cases.map(move |((operator, pick), rows)| pick_case(device, operator, pick, vocab, rows))))
 }
@@ -171,15 +173,16 @@ fn pick_case(device: &Device, operator: &'static str, pick: Pick, vocab: usize, 
     let bytes = rows * vocab * WORD;
     let mut random = Random::new(SEED);
     let depths = vec![1; rows];
+    let mut error = None;
     let runs = (0..sets(device, bytes)).map(|_| {
-        let (logits, _) = logits(device, &mut random, rows, vocab)?;
+        let (logits, values) = logits(device, &mut random, rows, vocab)?;
         let (parts, tickets) = kernels::argmax_workspace(rows, vocab);
         let (parts, tickets) = (device.alloc(parts)?, device.zeros(tickets)?);
         let (ids, best, second) = (device.alloc(rows)?, device.alloc(rows)?, device.alloc(rows)?);
         let (depths, limits) = (device.upload(&depths)?, device.alloc(2 * rows)?);
         let scratch = device.alloc(kernels::sample_limits_workspace(rows, vocab))?;
         let state = device.upload(&initial_state(COMMITTED, 0, rows as u32 - 1))?;
-        Ok(Box::new(move |device: &Device| {
+        let run = move |device: &Device, ids: &Buffer<i32>| {
             let picks = kernels::Argmax {
                 logits: logits.view(),
                 pick: ids.view_mut(),
@@ -199,10 +202,23 @@ fn pick_case(device: &Device, operator: &'static str, pick: Pick, vocab: usize, 
                 out = limits.as_ref();
             }
             kernels::draw(device, kernels::Draw { picks, depths: depths.view(), limits: out, sampling })
-        }) as Run)
+        };
+        if error.is_none() {
+            run(device, &ids)?;
+            let want: Vec<_> = values.chunks(vocab).take(COMPARED_ROWS).map(|row| token_of(row, pick)).collect();
+            error = Some(different(&ids.read()?[..want.len()], &want));
+        }
+        Ok(Box::new(move |device: &Device| run(device, &ids)) as Run)
     });
     let runs = runs.collect::<Result<_>>()?;
-    Ok(Case { operator, shape: vocab.to_string(), rows, bytes, flops: 0, runs, error: None })
+    Ok(Case { operator, shape: vocab.to_string(), rows, bytes, flops: 0, runs, error })
+}
+
+/// The token that a row one below the root takes.
+fn token_of(logits: &[f32], pick: Pick) -> i32 {
+    let Pick::Draw(sampling) = pick else { return reference::argmax(logits, logits.len())[0].pick };
+    let kept = reference::sample_kept(logits, &sampling);
+    reference::draw(logits, &kept, &sampling, COMMITTED + 2).pick
 }
 
 /// `accept`, by rows: a walk of eight of them.
@@ -278,13 +294,26 @@ fn commit_case(device: &Device, layers: usize, rows: usize, kv: KvFormat) -> Res
     (state[PATH_LEN], state[NODES]) = (rows as u32, 2 * rows as u32);
     (0..rows).for_each(|r| state[PATH + r] = 2 * r as u32);
     let state = Rc::new(device.upload(&state)?);
+    // What is compared: the rows of the tree in the last layer.
+    let tree = Random::new(SEED).floats(2 * rows * width).into_iter().map(|v| (v * 127.0) as i8 as u8);
+    let (tree, at) = (tree.collect::<Vec<_>>(), ((layers - 1) * SLOTS + COMMITTED as usize) * width);
+    let mut error = None;
     let runs = (0..sets(device, bytes.max(1 << 20))).map(|_| {
         let (cache, state) = (device.zeros::<u8>(layers * SLOTS * width)?, state.clone());
-        Ok(Box::new(move |device: &Device| {
+        let run = move |device: &Device, cache: &Buffer<u8>| {
             let (cache, state) = (cache.view_mut(), state.view());
             kernels::commit(device, kernels::Commit { cache, state, layers, slots: SLOTS, width })
-        }) as Run)
+        };
+        if error.is_none() {
+            cache.write(at, &tree)?;
+            run(device, &cache)?;
+            let mut found = vec![0; rows * width];
+            cache.read_into(at, &mut found)?;
+            let want: Vec<u8> = tree.chunks(width).step_by(2).flatten().copied().collect();
+            error = Some(different(&found, &want));
+        }
+        Ok(Box::new(move |device: &Device| run(device, &cache)) as Run)
     });
     let runs = runs.collect::<Result<_>>()?;
-    Ok(Case { operator: "commit", shape: format!("{layers} layers of {kv}"), rows, bytes, flops: 0, runs, error: None })
+    Ok(Case { operator: "commit", shape: format!("{layers} layers of {kv}"), rows, bytes, flops: 0, runs, error })
 }
