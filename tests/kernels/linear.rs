@@ -19,11 +19,14 @@ pub enum Kind {
     W4,
     /// f32 scales, group 32.
     W4Wide,
+    /// bf16 scales, group 64.
+    W4Middle,
     /// bf16 scales, group 128.
     W4Coarse,
 }
 
 impl Kind {
+    /// Groups of 64 differ from those of 128 in the repacking alone: they have cases of their own.
     pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::W4, Self::W4Wide, Self::W4Coarse];
     /// One of each kernel family.
     pub const MAIN: [Self; 3] = [Self::F32, Self::Bf16, Self::W4];
@@ -34,12 +37,17 @@ impl Kind {
             Self::Bf16 => "bf16",
             Self::W4 => "w4a16",
             Self::W4Wide => "w4a16_s32",
+            Self::W4Middle => "w4a16_g64",
             Self::W4Coarse => "w4a16_g128",
         }
     }
 
     pub fn group(self) -> usize {
-        if self == Self::W4Coarse { 128 } else { 32 }
+        match self {
+            Self::W4Middle => 64,
+            Self::W4Coarse => 128,
+            _ => 32,
+        }
     }
 
     /// Whether a kernel takes this k.
@@ -144,7 +152,9 @@ impl Stored {
             Kind::F32 => twin::f32_values(data),
             Kind::Bf16 => twin::bf16_values(data),
             Kind::W4Wide => twin::w4a16_values(data, &twin::f32_values(scales), shape[2], kind.group()),
-            Kind::W4 | Kind::W4Coarse => twin::w4a16_values(data, &twin::bf16_values(scales), shape[2], kind.group()),
+            Kind::W4 | Kind::W4Middle | Kind::W4Coarse => {
+                twin::w4a16_values(data, &twin::bf16_values(scales), shape[2], kind.group())
+            }
         };
         let late = |bytes: &[u8]| [&[0xFF], bytes].concat();
         Self { kind, shape, data: late(data), scales: late(scales), values }

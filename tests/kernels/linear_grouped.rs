@@ -58,7 +58,12 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("grouped::mixed::{n}x{k}"), move |d| random_tokens(d, &kinds, n, k, 4, true));
     }
     suite.both("grouped::every_count", every_count);
-    suite.both("grouped::rows_0_to_128", every_row_count);
+    let mixed = [Kind::W4, Kind::Bf16, Kind::W4, Kind::F32];
+    suite.both("grouped::rows_0_to_128", move |d| every_row_count(d, &mixed, EIGHT));
+    let sixteen = Sorting::Before(2 * TILE);
+    suite.cuda("grouped::w4a16::sixteen::rows_0_to_128", move |d| every_row_count(d, &[Kind::W4; 4], sixteen));
+    // Groups of 64 are repacked otherwise, and no more.
+    suite.both("grouped::w4a16_g64::33x128", |d| random_tokens(d, &[Kind::W4Middle; 3], 33, 128, 2, true));
     suite.both("grouped::shares", shares);
     for kind in [Kind::Bf16, Kind::W4, Kind::W4Wide] {
         // More weight rows than make units few: k in longer slices.
@@ -322,9 +327,9 @@ fn every_count(device: &Device) -> Outcome {
 }
 
 /// 0 to 128 tokens of 2 experts each, one of which nobody chooses.
-fn every_row_count(device: &Device) -> Outcome {
+fn every_row_count(device: &Device, kinds: &[Kind; 4], sorting: Sorting) -> Outcome {
     let mut random = Random::new(25);
-    let all = Experts::random(device, &[Kind::W4, Kind::Bf16, Kind::W4, Kind::F32], 17, 64, &mut random)?;
+    let all = Experts { sorting, ..Experts::random(device, kinds, 17, 64, &mut random)? };
     (0..=128).try_for_each(|tokens| {
         let experts: Vec<_> = (0..2 * tokens).map(|_| [0, 1, 3][random.below(3)]).collect();
         all.case(device, 2, &experts, &mut random).map_err(|e| format!("{tokens} tokens: {e:?}").into())

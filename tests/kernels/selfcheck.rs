@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use kdtree::device::{Device, Mode};
 use kdtree::selfcheck;
 
-use super::support::{Outcome, Suite, check, root};
+use super::support::{Outcome, Suite, check, equal, root};
 
 pub fn cases(suite: &mut Suite) {
     suite.both("selfcheck::all_pass", all_pass);
+    suite.cuda("selfcheck::repeats", repeats);
     suite.host("selfcheck::every_kernel_has_a_check", sources().is_none(), every_kernel_has_a_check);
 }
 
@@ -17,6 +18,20 @@ fn all_pass(device: &Device) -> Outcome {
     let reports = selfcheck::run(device);
     let bad: Vec<_> = reports.iter().filter(|report| !report.ok).collect();
     check(bad.is_empty(), || format!("{bad:?}"))
+}
+
+/// A kernel's distance from its twin is one number of all its values, and the same 200 times. (Of products,
+/// whose checks give the largest distance alone, bits are compared in `linear_*.rs`.)
+fn repeats(device: &Device) -> Outcome {
+    let bits = |reports: Vec<selfcheck::Report>| -> Vec<(&str, Option<u64>)> {
+        reports.into_iter().map(|report| (report.kernel, report.error.map(f64::to_bits))).collect()
+    };
+    let first = bits(selfcheck::run_without_products(device));
+    check(first.len() > 40 && first.iter().all(|report| report.1.is_some()), || format!("{first:?}"))?;
+    for _ in 1..200 {
+        equal("distances from the twins", &bits(selfcheck::run_without_products(device)), &first)?;
+    }
+    Ok(())
 }
 
 /// The kernels' sources, which a folder made by `cargo xtask dist` has not.
