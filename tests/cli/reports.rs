@@ -77,7 +77,7 @@ fn doctor_tries_every_kernel() {
         let numbers = report["error"].is_number() && report["us"].is_number();
         assert!(report["kernel"].is_string() && report["ok"] == true && numbers, "{report}");
     }
-    for name in ["rms_norm", "grouped_gemm_w4a16", "mla_attention_wide_64", "mla_merge", "tree_build", "advance"] {
+    for name in ["rms_norm", "grouped_gemm_w4a16", "mla_attention_wide_64", "mla_merge_17", "tree_build", "advance"] {
         assert!(kernels.iter().any(|report| report["kernel"] == name), "{name} is not in {document}");
     }
     assert!(done.time.as_secs() < 5, "{:?}", done.time);

@@ -5,6 +5,7 @@ use std::f32::consts::LOG2_E;
 use cuda_std::{Global, GlobalMut, Kernel, bf16};
 use gpu::args::attention::{KEY, LATENT, MlaAttentionArgs, MlaMergeArgs};
 use gpu::kernels::mla_attention::{self as kernel, PART_KEYS};
+use gpu::kernels::mla_merge::Form;
 use gpu::kernels::mla_tile::Shape;
 use gpu::kernels::{mla_merge, mla_wide};
 
@@ -17,9 +18,6 @@ const CPU_BLOCKS: usize = 128;
 /// About what adding the parts takes on an H200: the second kernel, and one part of one query.
 const MERGE_US: f64 = 1.5;
 const PART_US: f64 = 0.0006;
-/// A thread of the merge adds all parts of its columns where there are so few of them, or so many queries for each.
-const FEW_PARTS: usize = 8;
-const QUERIES_A_PART: usize = 4;
 /// Blocks that a launch has at most where the context is split: one for each multiprocessor of the largest GPUs.
 const MAX_PROCESSORS: usize = 192;
 /// The kernels with `wgmma`.
@@ -186,9 +184,15 @@ pub fn mla_workspace(slots: usize, rows: usize, heads: usize) -> usize {
     if parts == 1 { 0 } else { (parts * rows * heads).min(sums) * (LATENT + 2) }
 }
 
-/// Whether a thread of the merge adds all parts of its columns.
-fn adds_few(parts: usize, queries: usize) -> bool {
-    parts <= FEW_PARTS || queries >= QUERIES_A_PART * parts
+/// The second kernel for so many parts: the least that loads all at once.
+fn merge_of(parts: usize) -> (&'static Kernel<MlaMergeArgs>, Form) {
+    let all = [
+        (&mla_merge::MLA_MERGE_4, mla_merge::FORM_4),
+        (&mla_merge::MLA_MERGE_17, mla_merge::FORM_17),
+        (&mla_merge::MLA_MERGE_34, mla_merge::FORM_34),
+    ];
+    let found = all.into_iter().find(|(_, form)| parts <= form.parts());
+    found.unwrap_or((&mla_merge::MLA_MERGE_136, mla_merge::FORM_136))
 }
 
 /// Queues the attention of `rows` rows. Keys are fetched while the launch before may still run: it must not write the
@@ -279,10 +283,8 @@ pub fn mla_attention_as(device: &Device, p: MlaAttention, plan: MlaPlan) -> Resu
         parts: plan.parts as u32,
         queries: queries as u32,
     };
-    let (merge, grid) = match adds_few(plan.parts, queries) {
-        true => (&mla_merge::MLA_MERGE_FEW, [queries.div_ceil(mla_merge::FEW_QUERIES) as u32, 1, 1]),
-        false => (&mla_merge::MLA_MERGE, [queries as u32, mla_merge::QUARTERS as u32, 1]),
-    };
+    let (merge, form) = merge_of(plan.parts);
+    let grid = [form.blocks(queries) as u32, 1, 1];
     device.launch_overlapping(merge, Dims { grid, block: [mla_merge::THREADS, 1, 1], shared: 0 }, args)
 }
 

@@ -2,6 +2,7 @@
 
 use cuda_std::bf16;
 use gpu::args::attention::{KEY, LATENT, ROPE};
+use gpu::kernels::mla_attention::PART_KEYS;
 
 use super::Random;
 use super::compare::{Found, Probe, close, close_bf16, equal, rounded};
@@ -165,12 +166,8 @@ pub fn mla_wide_halves(p: &Probe, kv: KvFormat) -> Found {
     mla(p, kv, MlaBlock::WideHalves, 2, 150, 17, 4)
 }
 
-pub fn mla_few_parts(p: &Probe) -> Found {
-    mla(p, KvFormat::Bf16, MlaBlock::Compact16, 3, 400, 2, 1)
-}
-
-pub fn mla_many_parts(p: &Probe) -> Found {
-    mla(p, KvFormat::Bf16, MlaBlock::Compact16, 9, 640, 1, 2)
+pub fn mla_parts(p: &Probe, parts: usize) -> Found {
+    mla(p, KvFormat::Bf16, MlaBlock::Compact16, parts, parts * PART_KEYS as usize + 8, 2, 4)
 }
 
 fn mla(p: &Probe, kv: KvFormat, block: MlaBlock, parts: usize, committed: usize, rows: usize, heads: usize) -> Found {
