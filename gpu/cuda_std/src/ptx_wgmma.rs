@@ -1,8 +1,7 @@
 //! `wgmma`: products of four warps whose operands lie in shared memory (sm_90a). Elsewhere a call traps.
 //!
-//! While a product is under way its sums must not be touched. `wgmma_nn_32` is one assembly block from fence to wait,
-//! so nothing can; between `wgmma_nt_32` and `wgmma_wait_32` the compiler has no reason to, and ptxas says so if it
-//! does.
+//! While a product is under way its sums must not be touched. Between the block that starts it and the one that waits
+//! the compiler has no reason to, and ptxas says so if it does.
 
 #[cfg(target_feature = "sm_90a")]
 use core::arch::asm;
@@ -32,37 +31,34 @@ pub fn fence_async() {
 pub fn wgmma_nt_32(d: &mut [[f32; 4]; 4], a: u32, b: u32) {
     const ROWS: u32 = 8 * 128;
     let (a, b) = (descriptor(a, 16, ROWS), descriptor(b, 16, ROWS));
+    // Low words of the descriptors move: to the next 32 bytes, and to the next panels of 8192 and 4096 bytes.
     macro_rules! step {
-        () => {
+        ($a:literal, $b:literal) => {
             concat!(
+                "add.u32 x, al, ",
+                $a,
+                "; add.u32 y, bl, ",
+                $b,
+                "; mov.b64 a, {{x, ah}}; mov.b64 b, {{y, bh}}; ",
                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {{",
                 "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}",
                 "}}, a, b, p, 1, 1, 0, 0; "
             )
         };
     }
-    // Four steps of 32 bytes.
-    macro_rules! panel {
-        () => {
-            concat!(step!(), forth!(), forth!(), forth!())
-        };
-    }
-    macro_rules! forth {
-        () => {
-            concat!("add.s64 a, a, 2; add.s64 b, b, 2; ", step!())
-        };
-    }
-    // To the next panels, 8192 and 4096 bytes.
-    macro_rules! next {
-        () => {
-            concat!("add.s64 a, a, 506; add.s64 b, b, 250; ", panel!())
-        };
-    }
     // SAFETY: both operands lie in the shared window by the caller's contract; sums are in registers.
     unsafe {
-        asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
-            "mov.b64 a, {16}; mov.b64 b, {17}; wgmma.fence.sync.aligned; ",
-            panel!(), next!(), next!(), next!(), next!(), next!(), next!(), next!(), next!(),
+        asm!(concat!("{{ .reg .pred p; .reg .b32 al, ah, bl, bh, x, y; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
+            "mov.b64 {{al, ah}}, {16}; mov.b64 {{bl, bh}}, {17}; wgmma.fence.sync.aligned; ",
+            step!(0, 0), step!(2, 2), step!(4, 4), step!(6, 6),
+            step!(512, 256), step!(514, 258), step!(516, 260), step!(518, 262),
+            step!(1024, 512), step!(1026, 514), step!(1028, 516), step!(1030, 518),
+            step!(1536, 768), step!(1538, 770), step!(1540, 772), step!(1542, 774),
+            step!(2048, 1024), step!(2050, 1026), step!(2052, 1028), step!(2054, 1030),
+            step!(2560, 1280), step!(2562, 1282), step!(2564, 1284), step!(2566, 1286),
+            step!(3072, 1536), step!(3074, 1538), step!(3076, 1540), step!(3078, 1542),
+            step!(3584, 1792), step!(3586, 1794), step!(3588, 1796), step!(3590, 1798),
+            step!(4096, 2048), step!(4098, 2050), step!(4100, 2052), step!(4102, 2054),
             " wgmma.commit_group.sync.aligned; }}"),
             inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
             inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
@@ -88,7 +84,7 @@ pub fn wgmma_wait_32(d: &mut [[f32; 4]; 4]) {
     }
 }
 
-/// `d += w . v` over 32 rows of `v`: four panels of 64 columns.
+/// Starts `d += w . v` over 32 rows of `v`: four panels of 64 columns.
 #[cfg(target_feature = "sm_90a")]
 #[inline(always)]
 pub fn wgmma_nn_32(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
@@ -122,7 +118,7 @@ pub fn wgmma_nn_32(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
         ($text:expr) => {
             asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
                 "mov.b64 a, {128}; mov.b64 b, {129}; wgmma.fence.sync.aligned; ", $text,
-                " wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}"),
+                " wgmma.commit_group.sync.aligned; }}"),
                 inout(reg32) d[0][0][0], inout(reg32) d[0][0][1], inout(reg32) d[0][0][2], inout(reg32) d[0][0][3],
                 inout(reg32) d[0][1][0], inout(reg32) d[0][1][1], inout(reg32) d[0][1][2], inout(reg32) d[0][1][3],
                 inout(reg32) d[0][2][0], inout(reg32) d[0][2][1], inout(reg32) d[0][2][2], inout(reg32) d[0][2][3],
@@ -187,7 +183,7 @@ pub fn wgmma_nn_32_half(d: [&mut [[f32; 4]; 8]; 2], w: u32, v: u32) {
     unsafe {
         asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; mov.b64 a, {64}; mov.b64 b, {65}; ",
             "wgmma.fence.sync.aligned; ", step!(), "add.s64 a, a, 2; add.s64 b, b, 128; ", step!(),
-            "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }}"),
+            "wgmma.commit_group.sync.aligned; }}"),
             inout(reg32) dx[0][0], inout(reg32) dx[0][1], inout(reg32) dx[0][2], inout(reg32) dx[0][3],
             inout(reg32) dx[1][0], inout(reg32) dx[1][1], inout(reg32) dx[1][2], inout(reg32) dx[1][3],
             inout(reg32) dx[2][0], inout(reg32) dx[2][1], inout(reg32) dx[2][2], inout(reg32) dx[2][3],
@@ -205,6 +201,89 @@ pub fn wgmma_nn_32_half(d: [&mut [[f32; 4]; 8]; 2], w: u32, v: u32) {
             inout(reg32) dy[6][0], inout(reg32) dy[6][1], inout(reg32) dy[6][2], inout(reg32) dy[6][3],
             inout(reg32) dy[7][0], inout(reg32) dy[7][1], inout(reg32) dy[7][2], inout(reg32) dy[7][3],
             in(reg64) w, in(reg64) v, options(nostack, preserves_flags));
+    }
+}
+
+/// Waits for all products of this warp; `d` are the sums of [`wgmma_nn_32`].
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub fn wgmma_wait_nn_32(d: &mut [[[f32; 4]; 8]; 4]) {
+    // SAFETY: names the sums, so that nothing reads them before.
+    unsafe {
+        asm!("wgmma.wait_group.sync.aligned 0;",
+            "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} */",
+            "/* {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31} */",
+            "/* {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47} */",
+            "/* {48} {49} {50} {51} {52} {53} {54} {55} {56} {57} {58} {59} {60} {61} {62} {63} */",
+            "/* {64} {65} {66} {67} {68} {69} {70} {71} {72} {73} {74} {75} {76} {77} {78} {79} */",
+            "/* {80} {81} {82} {83} {84} {85} {86} {87} {88} {89} {90} {91} {92} {93} {94} {95} */",
+            "/* {96} {97} {98} {99} {100} {101} {102} {103} {104} {105} {106} {107} {108} {109} {110} {111} */",
+            "/* {112} {113} {114} {115} {116} {117} {118} {119} {120} {121} {122} {123} {124} {125} {126} {127} */",
+            inout(reg32) d[0][0][0], inout(reg32) d[0][0][1], inout(reg32) d[0][0][2], inout(reg32) d[0][0][3],
+            inout(reg32) d[0][1][0], inout(reg32) d[0][1][1], inout(reg32) d[0][1][2], inout(reg32) d[0][1][3],
+            inout(reg32) d[0][2][0], inout(reg32) d[0][2][1], inout(reg32) d[0][2][2], inout(reg32) d[0][2][3],
+            inout(reg32) d[0][3][0], inout(reg32) d[0][3][1], inout(reg32) d[0][3][2], inout(reg32) d[0][3][3],
+            inout(reg32) d[0][4][0], inout(reg32) d[0][4][1], inout(reg32) d[0][4][2], inout(reg32) d[0][4][3],
+            inout(reg32) d[0][5][0], inout(reg32) d[0][5][1], inout(reg32) d[0][5][2], inout(reg32) d[0][5][3],
+            inout(reg32) d[0][6][0], inout(reg32) d[0][6][1], inout(reg32) d[0][6][2], inout(reg32) d[0][6][3],
+            inout(reg32) d[0][7][0], inout(reg32) d[0][7][1], inout(reg32) d[0][7][2], inout(reg32) d[0][7][3],
+            inout(reg32) d[1][0][0], inout(reg32) d[1][0][1], inout(reg32) d[1][0][2], inout(reg32) d[1][0][3],
+            inout(reg32) d[1][1][0], inout(reg32) d[1][1][1], inout(reg32) d[1][1][2], inout(reg32) d[1][1][3],
+            inout(reg32) d[1][2][0], inout(reg32) d[1][2][1], inout(reg32) d[1][2][2], inout(reg32) d[1][2][3],
+            inout(reg32) d[1][3][0], inout(reg32) d[1][3][1], inout(reg32) d[1][3][2], inout(reg32) d[1][3][3],
+            inout(reg32) d[1][4][0], inout(reg32) d[1][4][1], inout(reg32) d[1][4][2], inout(reg32) d[1][4][3],
+            inout(reg32) d[1][5][0], inout(reg32) d[1][5][1], inout(reg32) d[1][5][2], inout(reg32) d[1][5][3],
+            inout(reg32) d[1][6][0], inout(reg32) d[1][6][1], inout(reg32) d[1][6][2], inout(reg32) d[1][6][3],
+            inout(reg32) d[1][7][0], inout(reg32) d[1][7][1], inout(reg32) d[1][7][2], inout(reg32) d[1][7][3],
+            inout(reg32) d[2][0][0], inout(reg32) d[2][0][1], inout(reg32) d[2][0][2], inout(reg32) d[2][0][3],
+            inout(reg32) d[2][1][0], inout(reg32) d[2][1][1], inout(reg32) d[2][1][2], inout(reg32) d[2][1][3],
+            inout(reg32) d[2][2][0], inout(reg32) d[2][2][1], inout(reg32) d[2][2][2], inout(reg32) d[2][2][3],
+            inout(reg32) d[2][3][0], inout(reg32) d[2][3][1], inout(reg32) d[2][3][2], inout(reg32) d[2][3][3],
+            inout(reg32) d[2][4][0], inout(reg32) d[2][4][1], inout(reg32) d[2][4][2], inout(reg32) d[2][4][3],
+            inout(reg32) d[2][5][0], inout(reg32) d[2][5][1], inout(reg32) d[2][5][2], inout(reg32) d[2][5][3],
+            inout(reg32) d[2][6][0], inout(reg32) d[2][6][1], inout(reg32) d[2][6][2], inout(reg32) d[2][6][3],
+            inout(reg32) d[2][7][0], inout(reg32) d[2][7][1], inout(reg32) d[2][7][2], inout(reg32) d[2][7][3],
+            inout(reg32) d[3][0][0], inout(reg32) d[3][0][1], inout(reg32) d[3][0][2], inout(reg32) d[3][0][3],
+            inout(reg32) d[3][1][0], inout(reg32) d[3][1][1], inout(reg32) d[3][1][2], inout(reg32) d[3][1][3],
+            inout(reg32) d[3][2][0], inout(reg32) d[3][2][1], inout(reg32) d[3][2][2], inout(reg32) d[3][2][3],
+            inout(reg32) d[3][3][0], inout(reg32) d[3][3][1], inout(reg32) d[3][3][2], inout(reg32) d[3][3][3],
+            inout(reg32) d[3][4][0], inout(reg32) d[3][4][1], inout(reg32) d[3][4][2], inout(reg32) d[3][4][3],
+            inout(reg32) d[3][5][0], inout(reg32) d[3][5][1], inout(reg32) d[3][5][2], inout(reg32) d[3][5][3],
+            inout(reg32) d[3][6][0], inout(reg32) d[3][6][1], inout(reg32) d[3][6][2], inout(reg32) d[3][6][3],
+            inout(reg32) d[3][7][0], inout(reg32) d[3][7][1], inout(reg32) d[3][7][2], inout(reg32) d[3][7][3],
+            options(nostack, preserves_flags));
+    }
+}
+
+/// As [`wgmma_wait_nn_32`], for [`wgmma_nn_32_half`].
+#[cfg(target_feature = "sm_90a")]
+#[inline(always)]
+pub fn wgmma_wait_nn_32_half(d: [&mut [[f32; 4]; 8]; 2]) {
+    let [dx, dy] = d;
+    // SAFETY: as above.
+    unsafe {
+        asm!("wgmma.wait_group.sync.aligned 0;",
+            "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} */",
+            "/* {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31} */",
+            "/* {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47} */",
+            "/* {48} {49} {50} {51} {52} {53} {54} {55} {56} {57} {58} {59} {60} {61} {62} {63} */",
+            inout(reg32) dx[0][0], inout(reg32) dx[0][1], inout(reg32) dx[0][2], inout(reg32) dx[0][3],
+            inout(reg32) dx[1][0], inout(reg32) dx[1][1], inout(reg32) dx[1][2], inout(reg32) dx[1][3],
+            inout(reg32) dx[2][0], inout(reg32) dx[2][1], inout(reg32) dx[2][2], inout(reg32) dx[2][3],
+            inout(reg32) dx[3][0], inout(reg32) dx[3][1], inout(reg32) dx[3][2], inout(reg32) dx[3][3],
+            inout(reg32) dx[4][0], inout(reg32) dx[4][1], inout(reg32) dx[4][2], inout(reg32) dx[4][3],
+            inout(reg32) dx[5][0], inout(reg32) dx[5][1], inout(reg32) dx[5][2], inout(reg32) dx[5][3],
+            inout(reg32) dx[6][0], inout(reg32) dx[6][1], inout(reg32) dx[6][2], inout(reg32) dx[6][3],
+            inout(reg32) dx[7][0], inout(reg32) dx[7][1], inout(reg32) dx[7][2], inout(reg32) dx[7][3],
+            inout(reg32) dy[0][0], inout(reg32) dy[0][1], inout(reg32) dy[0][2], inout(reg32) dy[0][3],
+            inout(reg32) dy[1][0], inout(reg32) dy[1][1], inout(reg32) dy[1][2], inout(reg32) dy[1][3],
+            inout(reg32) dy[2][0], inout(reg32) dy[2][1], inout(reg32) dy[2][2], inout(reg32) dy[2][3],
+            inout(reg32) dy[3][0], inout(reg32) dy[3][1], inout(reg32) dy[3][2], inout(reg32) dy[3][3],
+            inout(reg32) dy[4][0], inout(reg32) dy[4][1], inout(reg32) dy[4][2], inout(reg32) dy[4][3],
+            inout(reg32) dy[5][0], inout(reg32) dy[5][1], inout(reg32) dy[5][2], inout(reg32) dy[5][3],
+            inout(reg32) dy[6][0], inout(reg32) dy[6][1], inout(reg32) dy[6][2], inout(reg32) dy[6][3],
+            inout(reg32) dy[7][0], inout(reg32) dy[7][1], inout(reg32) dy[7][2], inout(reg32) dy[7][3],
+            options(nostack, preserves_flags));
     }
 }
 
@@ -352,6 +431,14 @@ pub fn wgmma_nn_32(_d: &mut [[[f32; 4]; 8]; 4], _w: u32, _v: u32) {
 pub fn wgmma_nn_32_half(_d: [&mut [[f32; 4]; 8]; 2], _w: u32, _v: u32) {
     super::ptx::trap("wgmma on a target without")
 }
+
+#[cfg(not(target_feature = "sm_90a"))]
+#[inline(always)]
+pub fn wgmma_wait_nn_32(_d: &mut [[[f32; 4]; 8]; 4]) {}
+
+#[cfg(not(target_feature = "sm_90a"))]
+#[inline(always)]
+pub fn wgmma_wait_nn_32_half(_d: [&mut [[f32; 4]; 8]; 2]) {}
 
 #[cfg(not(target_feature = "sm_90a"))]
 #[inline(always)]

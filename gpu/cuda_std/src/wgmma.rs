@@ -49,16 +49,29 @@ pub fn wait_32(d: &mut [[f32; 4]; 4]) {
     arch::wgmma_wait_32(d);
 }
 
-/// `d += w . v`: 32 columns of a panel of `w` from `column` (0 or 32) on, four panels of 32 rows of `v`.
+/// Starts `d += w . v`: 32 columns of a panel of `w` from `column` (0 or 32) on, four panels of 32 rows of `v`. Until
+/// [`wait_nn_32`] neither `d` nor the operands may be touched.
 #[inline(always)]
-pub fn add_nn_32(d: &mut [Sums; 4], w: Shared<bf16>, column: usize, v: Shared<bf16>) {
+pub fn start_nn_32(d: &mut [Sums; 4], w: Shared<bf16>, column: usize, v: Shared<bf16>) {
     arch::wgmma_nn_32(d, w.addr_of(column, PANEL - column), v.addr_of(0, 2 * PANEL));
 }
 
-/// As [`add_nn_32`], two panels of `v`.
+/// As [`start_nn_32`], two panels of `v`.
 #[inline(always)]
-pub fn add_nn_32_half(d: [&mut Sums; 2], w: Shared<bf16>, column: usize, v: Shared<bf16>) {
+pub fn start_nn_32_half(d: [&mut Sums; 2], w: Shared<bf16>, column: usize, v: Shared<bf16>) {
     arch::wgmma_nn_32_half(d, w.addr_of(column, PANEL - column), v.addr_of(0, PANEL));
+}
+
+/// Waits for all that was started, if anything was; `d` are the sums of [`start_nn_32`].
+#[inline(always)]
+pub fn wait_nn_32(d: &mut [Sums; 4]) {
+    arch::wgmma_wait_nn_32(d);
+}
+
+/// As [`wait_nn_32`], for [`start_nn_32_half`].
+#[inline(always)]
+pub fn wait_nn_32_half(d: [&mut Sums; 2]) {
+    arch::wgmma_wait_nn_32_half(d);
 }
 
 /// Starts `a . b^T` over all 64 columns of the two panels of each of `b`: 128 columns of sums, their rows this warp's

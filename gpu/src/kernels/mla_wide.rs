@@ -1,12 +1,13 @@
 //! [`super::mla_attention`] by `wgmma`: blocks of 64 packed queries, rounds of 32 keys.
 //!
 //! The block's two warpgroups take turns. In round t one of them turns the scores of its keys into weights while the
-//! other has the tensor cores at the scores of round t + 1; then both multiply the weights of round t with their half
-//! of the latent's columns. Two barriers a round, and no tensor core waits for an exponential:
+//! other has the tensor cores at the scores of round t + 1; then both start to multiply the weights of round t with
+//! their half of the latent's columns, and go on. Two barriers a round, and no tensor core waits for an exponential:
 //!
 //! ```text
-//! warpgroup 0   | weights 0 | values 0 | scores 2  | values 1 | weights 2 | values 2 |
-//! warpgroup 1   | scores 1  | values 0 | weights 1 | values 1 | scores 3  | values 2 |
+//! warpgroup 0   | weights 0          | scores 2  | weights 2 |
+//!               |           values 0 ...  values 1 ...  values 2 ...
+//! warpgroup 1   | scores 1           | weights 1 | scores 3  |
 //!               barrier  barrier
 //! ```
 //!
@@ -52,8 +53,8 @@ const STAGE_BYTES: usize = KEYS * KEY * size_of::<bf16>();
 const STAGES_AT: usize = ROWS * KEY * size_of::<bf16>();
 const WEIGHTS_AT: usize = STAGES_AT + STAGES * STAGE_BYTES;
 const STATS_AT: usize = WEIGHTS_AT + ROWS * PANEL * size_of::<bf16>();
-/// Words behind the tiles: bases, shrinks, sums of both warpgroups, a flag for each warp of a warpgroup.
-const STATS: usize = 4 * ROWS + FLAGS;
+/// Words behind the tiles: bases, shrinks, a flag for each warp of a warpgroup.
+const STATS: usize = 2 * ROWS + FLAGS;
 const FLAGS: usize = 4;
 
 /// Bytes of dynamic shared memory of a block.
@@ -73,7 +74,7 @@ struct Tiles {
     bases: Shared<f32>,
     /// What a row's sums so far are multiplied by when its base has moved.
     shrinks: Shared<f32>,
-    /// `[2, ROWS]`.
+    /// `[2, ROWS]`, where the queries were.
     sums: Shared<f32>,
     /// Whether a base of a warp's rows has moved in this round.
     flags: Shared<u32>,
@@ -88,8 +89,8 @@ impl Tiles {
             weights: dynamic_shared(WEIGHTS_AT as u32, (ROWS * PANEL) as u32),
             bases: dynamic_shared(at(0), ROWS as u32),
             shrinks: dynamic_shared(at(ROWS), ROWS as u32),
-            sums: dynamic_shared(at(2 * ROWS), 2 * ROWS as u32),
-            flags: dynamic_shared(at(4 * ROWS), FLAGS as u32),
+            sums: dynamic_shared(0, 2 * ROWS as u32),
+            flags: dynamic_shared(at(2 * ROWS), FLAGS as u32),
         }
     }
 
@@ -289,6 +290,9 @@ fn attention<const PANELS: usize, const F8: bool>(a: MlaAttentionArgs) {
         source.fetch(1);
         cp_async_commit();
         source.fetch(2);
+        if all_there(rounds) {
+            source.fetch(3);
+        }
         cp_async_commit();
     }
     if t < ROWS {
@@ -321,7 +325,7 @@ fn attention<const PANELS: usize, const F8: bool>(a: MlaAttentionArgs) {
     }
     let mut round = 0;
     while round < rounds {
-        // The keys of the next round have come; those of the round before are no longer read.
+        // The keys of the next round have come.
         if F8 {
             cp_async_wait::<0>();
         } else {
@@ -335,24 +339,35 @@ fn attention<const PANELS: usize, const F8: bool>(a: MlaAttentionArgs) {
             if round + 1 < rounds {
                 s = [[0.0; 4]; KEYS8];
                 wgmma::start_nt_32(&mut s, tiles.queries, tiles.stage((round as usize + 1) % stages));
-                ahead::<F8>(source, round);
-                if F8 && round + 2 < rounds {
-                    source.widen(round + 2);
+                if F8 {
+                    source.fetch_codes(round + 3);
+                    source.fetch_rotary(round + 2);
+                    if round + 2 < rounds {
+                        source.widen(round + 2);
+                    }
                 }
                 wgmma::wait_32(&mut s);
             }
         } else {
-            ahead::<F8>(source, round);
+            if F8 {
+                source.fetch_codes(round + 3);
+                source.fetch_rotary(round + 2);
+            }
             let key = first + round * KEYS as u32;
             new = weights(&a, &mut s, tiles, at, query0, keys, key, round as usize % 2);
             if F8 && round + 2 < rounds {
                 source.widen(round + 2);
             }
         }
+        // The values of the round before, which nobody has waited for yet.
+        wait_values::<PANELS>(&mut acc);
         wgmma::fence_async();
-        cp_async_commit();
+        if F8 {
+            cp_async_commit();
+        }
         thread::sync_threads();
-        if tiles.flags.get(at.warp) != 0 {
+        // A vote, so that the compiler knows that the warp stays together.
+        if warp::any(tiles.flags.get(at.warp) != 0) {
             unroll!(half in 0 1; {
                 let shrink = tiles.shrinks.get(at.row(half));
                 unroll!(i in 0 1 2 3 below PANELS; {
@@ -365,25 +380,42 @@ fn attention<const PANELS: usize, const F8: bool>(a: MlaAttentionArgs) {
         let (panel, column) = (KEYS * PANEL, round as usize % 2 * KEYS);
         let values = tiles.stage(round as usize % stages).slice((panel0 + PANELS * at.half) * panel, PANELS * panel);
         if PANELS == 4 {
-            wgmma::add_nn_32(&mut acc, tiles.weights, column, values);
+            wgmma::start_nn_32(&mut acc, tiles.weights, column, values);
         } else {
             let [low, high, ..] = &mut acc;
-            wgmma::add_nn_32_half([low, high], tiles.weights, column, values);
+            wgmma::start_nn_32_half([low, high], tiles.weights, column, values);
+        }
+        if F8 {
+            // What comes next is widened to where the round before lies.
+            wait_values::<PANELS>(&mut acc);
+        } else {
+            if !all_there(rounds) {
+                source.fetch(round + 3);
+            }
+            cp_async_commit();
         }
         round += 1;
     }
+    wait_values::<PANELS>(&mut acc);
     finish::<PANELS>(&a, tiles, at, sum, &acc, query0, panel0, parts > 1);
 }
 
-/// Starts the copies that round `round` makes for later ones.
+/// Waits for the products with the values.
 #[inline(always)]
-fn ahead<const F8: bool>(source: Source, round: u32) {
-    if F8 {
-        source.fetch_codes(round + 3);
-        source.fetch_rotary(round + 2);
+fn wait_values<const PANELS: usize>(acc: &mut [Sums; 4]) {
+    if PANELS == 4 {
+        wgmma::wait_nn_32(acc);
     } else {
-        source.fetch(round + 3);
+        let [low, high, ..] = acc;
+        wgmma::wait_nn_32_half([low, high]);
     }
+}
+
+/// Whether a block has no more rounds than lie in shared memory: then it fetches all of a bf16 cache at once. (With
+/// more, to fetch the fourth so early is slower.)
+#[inline(always)]
+fn all_there(rounds: u32) -> bool {
+    rounds <= STAGES as u32
 }
 
 /// Weights of this warp's scores, rounded into shared memory; returns the sums of what was stored there. A base that a
@@ -481,32 +513,40 @@ fn finish<const PANELS: usize>(
     let from = thread::block_idx_y() as usize * queries;
     // Of two neighbouring tiles of columns an even lane takes four columns of the first, an odd one of the second.
     let odd = at.quad % 2;
+    let column = (panel0 + PANELS * at.half) * PANEL + 2 * (at.quad - odd) + 8 * odd;
     unroll!(half in 0 1; {
         let row = at.row(half);
         let query = query0 + row;
         let total = tiles.sums.get(row) + tiles.sums.get(ROWS + row);
-        let factor = if split { 1.0 } else { 1.0 / total };
+        // All pairs change hands before the first store: no branch lies between them.
+        let mut fours = [[[0f32; 4]; 4]; 4];
         unroll!(i in 0 1 2 3 below PANELS; {
-            let column = (panel0 + PANELS * at.half + i) * PANEL + 2 * (at.quad - odd);
             unroll!(n in 0 1 2 3; {
-                let tile = |n: usize| [acc[i][n][2 * half] * factor, acc[i][n][2 * half + 1] * factor];
+                let tile = |n: usize| [acc[i][n][2 * half], acc[i][n][2 * half + 1]];
                 let (low, high) = (tile(2 * n), tile(2 * n + 1));
                 let given = if odd == 0 { high } else { low }.map(|v| warp::shfl_xor(v, 1));
                 let [[a0, a1], [b0, b1]] = if odd == 0 { [low, given] } else { [given, high] };
-                let to = column + 8 * (2 * n + odd);
-                if query < queries {
-                    let four = [a0, a1, b0, b1];
-                    if split {
-                        a.partial.st16((from + query) * LATENT + to, four.map(f32::to_bits));
-                    } else {
-                        store(a.out_f32, a.out_bf16, query * LATENT + to, four);
-                    }
-                }
+                fours[i][n] = [a0, a1, b0, b1];
             });
         });
-        if split && query < queries && at.half == 0 && panel0 == 0 && at.quad == 0 {
-            a.partial_max_sum.set((from + query) * 2, tiles.bases.get(row));
-            a.partial_max_sum.set((from + query) * 2 + 1, total);
+        if query < queries && split {
+            let to = (from + query) * LATENT + column;
+            unroll!(i in 0 1 2 3 below PANELS; {
+                unroll!(n in 0 1 2 3; {
+                    a.partial.st16(to + i * PANEL + 16 * n, fours[i][n].map(f32::to_bits));
+                });
+            });
+            if at.half == 0 && panel0 == 0 && at.quad == 0 {
+                a.partial_max_sum.st8((from + query) * 2, [tiles.bases.get(row), total].map(f32::to_bits));
+            }
+        } else if query < queries {
+            let factor = 1.0 / total;
+            unroll!(i in 0 1 2 3 below PANELS; {
+                unroll!(n in 0 1 2 3; {
+                    let four = fours[i][n].map(|v| v * factor);
+                    store(a.out_f32, a.out_bf16, query * LATENT + column + i * PANEL + 16 * n, four);
+                });
+            });
         }
     });
 }

@@ -511,6 +511,10 @@ fn warpgroup_place() -> (usize, usize) {
 
 pub fn wgmma_wait_32(_d: &mut [[f32; 4]; 4]) {}
 
+pub fn wgmma_wait_nn_32(_d: &mut [[[f32; 4]; 8]; 4]) {}
+
+pub fn wgmma_wait_nn_32_half(_d: [&mut [[f32; 4]; 8]; 2]) {}
+
 pub fn wgmma_nt_32(d: &mut [[f32; 4]; 4], a: u32, b: u32) {
     sync_warp();
     let (row, column) = warpgroup_place();
