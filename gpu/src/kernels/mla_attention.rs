@@ -76,7 +76,8 @@ pub fn mla_attention_32(a: MlaAttentionArgs) {
     attention::<2, 1, 4, false>(a);
 }
 
-#[kernel]
+/// Two blocks' worth of registers, though shared memory holds one: the other half is where the second kernel waits.
+#[kernel(threads = THREADS, blocks = 2)]
 pub fn mla_attention_16(a: MlaAttentionArgs) {
     attention::<1, 1, 2, false>(a);
 }
@@ -193,16 +194,22 @@ fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const F8:
             hide::<OWN, KEYS8>(&a, &mut s, at, query0, keys, key);
         }
         let max = largest(&s);
-        let mut high = false;
-        unroll!(tile in 0 1 below OWN; {
-            high = high || max[tile] > rows.base[tile] + HEADROOM;
-        });
-        if warp::any(high) && at.lane == 0 {
-            tiles.flags.atomic_or(stage, 1);
+        // In the first round all bases are found; later ones move seldom.
+        let mut moves = key == first;
+        let mut new = [[0.0; KEYS8]; OWN];
+        if !moves {
+            let mut high = false;
+            unroll!(tile in 0 1 below OWN; {
+                high = high || max[tile] > rows.base[tile] + HEADROOM;
+            });
+            if warp::any(high) && at.lane == 0 {
+                tiles.flags.atomic_or(stage, 1);
+            }
+            new = weights(&s, &rows.base, tiles, at, stage);
+            thread::sync_threads();
+            moves = tiles.flags.get(stage) != 0;
         }
-        let mut new = weights(&s, &rows.base, tiles, at, stage);
-        thread::sync_threads();
-        if tiles.flags.get(stage) != 0 {
+        if moves {
             raise::<TILES, OWN, KEYS8>(&max, tiles, at, &mut rows, &mut acc);
             new = weights(&s, &rows.base, tiles, at, stage);
             thread::sync_threads();
@@ -223,7 +230,7 @@ fn attention<const TILES: usize, const OWN: usize, const KEYS8: usize, const F8:
         cp_async_commit();
         let panel = tiles.latent(latents::<F8>(stage)).slice(at.warp * shape.keys() * PANEL, shape.keys() * PANEL);
         let steps = (last - key).min(round).div_ceil(STEP) as usize;
-        if steps == shape.keys() / STEP as usize {
+        if TILES > 1 && steps == shape.keys() / STEP as usize {
             unroll!(step in 0 1 2 3; {
                 if step < shape.keys() / STEP as usize {
                     mla_tile::add_values(&mut acc, tiles.side(stage), panel, at.lane, step);
@@ -313,20 +320,28 @@ fn scores<const OWN: usize, const KEYS8: usize, const F8: bool>(
     if F8 && more {
         fetch.codes(tiles);
     }
-    unroll!(panel in 0 1 2 3 4 5 6 7; {
-        if !F8 && more {
+    let add = |s: &mut Scores<OWN, KEYS8>, panel: usize| {
+        let queries = tiles.queries.slice(panel * query_panel, query_panel);
+        let keys = tiles.latent(latents::<F8>(stage)).slice(panel * key_panel, key_panel);
+        mla_tile::add_panel(s, queries, keys, at);
+    };
+    if !F8 && more {
+        unroll!(panel in 0 1 2 3 4 5 6 7; {
             unroll!(i in 0 1; {
                 if panel * Fetch::<F8>::parts(shape) / 8 + i < (panel + 1) * Fetch::<F8>::parts(shape) / 8 {
                     fetch.latent(tiles, panel * Fetch::<F8>::parts(shape) / 8 + i);
                 }
             });
-        }
-        if any {
-            let queries = tiles.queries.slice(panel * query_panel, query_panel);
-            let keys = tiles.latent(latents::<F8>(stage)).slice(panel * key_panel, key_panel);
-            mla_tile::add_panel(&mut s, queries, keys, at);
-        }
-    });
+            if any {
+                add(&mut s, panel);
+            }
+        });
+    } else if any {
+        // No branch between the products: operands are loaded ahead.
+        unroll!(panel in 0 1 2 3 4 5 6 7; {
+            add(&mut s, panel);
+        });
+    }
     cp_async_commit();
     if any {
         mla_tile::add_panel(&mut s, tiles.queries.slice(8 * query_panel, query_panel), tiles.side(stage), at);
@@ -523,37 +538,39 @@ fn finish<const TILES: usize, const OWN: usize, const KEYS8: usize>(
     thread::sync_threads();
     let queries = a.rows as usize * a.heads as usize;
     let from = thread::block_idx_y() as usize * queries;
+    let total = |row: usize| {
+        let mut total = 0.0;
+        let mut i = 0;
+        while i < shape.columns() * shape.sums() {
+            total += tiles.sums.get(i * shape.rows() + row);
+            i += 1;
+        }
+        total
+    };
+    let column = at.warp * PANEL + 2 * at.quad;
     unroll!(tile in 0 1 below TILES; {
         unroll!(half in 0 1; {
             let row = sum_row(at, tile, half);
             let query = query0 + row;
-            if query < queries {
-                let column = at.warp * PANEL + 2 * at.quad;
-                let mut total = 0.0;
-                let mut i = 0;
-                while i < shape.columns() * shape.sums() {
-                    total += tiles.sums.get(i * shape.rows() + row);
-                    i += 1;
+            if query < queries && split {
+                let to = (from + query) * LATENT + column;
+                unroll!(n in 0 1 2 3 4 5 6 7; {
+                    a.partial.st8(to + 8 * n, [acc[tile][n][2 * half], acc[tile][n][2 * half + 1]].map(f32::to_bits));
+                });
+                if at.warp == 0 && at.quad == 0 {
+                    a.partial_max_sum.st8((from + query) * 2, [tiles.bases.get(row), total(row)].map(f32::to_bits));
                 }
-                let factor = if split { 1.0 } else { 1.0 / total };
+            } else if query < queries {
+                let (to, factor) = (query * LATENT + column, 1.0 / total(row));
                 unroll!(n in 0 1 2 3 4 5 6 7; {
                     let pair = [acc[tile][n][2 * half] * factor, acc[tile][n][2 * half + 1] * factor];
-                    if split {
-                        a.partial.st8((from + query) * LATENT + column + 8 * n, pair.map(f32::to_bits));
-                    } else {
-                        let to = query * LATENT + column + 8 * n;
-                        if !a.out_f32.is_empty() {
-                            a.out_f32.st8(to, pair.map(f32::to_bits));
-                        }
-                        if !a.out_bf16.is_empty() {
-                            a.out_bf16.st4(to, math::pack_bf16(pair[0], pair[1]));
-                        }
+                    if !a.out_f32.is_empty() {
+                        a.out_f32.st8(to + 8 * n, pair.map(f32::to_bits));
+                    }
+                    if !a.out_bf16.is_empty() {
+                        a.out_bf16.st4(to + 8 * n, math::pack_bf16(pair[0], pair[1]));
                     }
                 });
-                if split && at.warp == 0 && at.quad == 0 {
-                    a.partial_max_sum.set((from + query) * 2, tiles.bases.get(row));
-                    a.partial_max_sum.set((from + query) * 2 + 1, total);
-                }
             }
         });
     });

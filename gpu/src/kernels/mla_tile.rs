@@ -39,6 +39,8 @@ const HALVES: usize = 2;
 const PLACES: usize = WARPS / HALVES;
 /// Keys whose latents a block copies in one go.
 const COPY_KEYS: usize = THREADS as usize / LATENT_PIECES;
+/// Neighbouring pieces of a query that a block copies in one go, one tile of queries.
+const COPY_LANES: usize = THREADS as usize / TILE;
 /// A row of an f8 cache in words of two bytes, pieces of its codes and scales, and the distance of such rows in shared
 /// memory: half of the banks from one to the next.
 const F8_WORDS: usize = F8_ROW / size_of::<bf16>();
@@ -228,14 +230,18 @@ pub fn piece_at(row: usize, piece: usize) -> usize {
 #[inline(always)]
 pub fn copy_queries(q: Global<bf16>, tiles: Tiles, query0: usize, queries: usize) {
     let rows = tiles.shape.rows();
-    let mut i = thread_index();
-    while i < rows * KEY_PIECES {
-        let (row, piece) = (i / KEY_PIECES, i % KEY_PIECES);
-        let to = piece / PANEL_PIECES * rows * PANEL + piece_at(row, piece % PANEL_PIECES);
-        let query = query0 + row;
-        cp_async_16_or_zero(tiles.queries, to, q, query * KEY + piece * PIECE, query < queries);
-        i += THREADS as usize;
-    }
+    let t = thread_index();
+    let (row, first) = (t / COPY_LANES, t % COPY_LANES);
+    unroll!(tile in 0 1 below tiles.shape.tiles; {
+        let (row, query) = (tile * TILE + row, query0 + tile * TILE + row);
+        unroll!(i in 0 1 2 3 4; {
+            let piece = first + i * COPY_LANES;
+            if piece < KEY_PIECES {
+                let to = piece / PANEL_PIECES * rows * PANEL + piece_at(row, piece % PANEL_PIECES);
+                cp_async_16_or_zero(tiles.queries, to, q, query * KEY + piece * PIECE, query < queries);
+            }
+        });
+    });
 }
 
 /// The keys that a block is copying: the round that starts at `key`, up to `last`; zeros behind it.
