@@ -10,13 +10,13 @@
 //! x    += o_proj concat_h( W_UV(h) z(h) )
 //! ```
 
-use cuda_std::Global;
+use cuda_std::{Global, GlobalMut};
 
 use super::layer::Layer;
 use super::{Model, Rows};
 use crate::device::{Device, Result};
 use crate::kernels;
-use crate::linear::{Many, Product, linear};
+use crate::linear::{Format, Many, Product, linear};
 
 impl Model {
     pub(super) fn attention(
@@ -87,6 +87,11 @@ impl Model {
                 nope,
             },
         )?;
+        // One of the two is read.
+        let (out_f32, out_bf16) = match w.value_up.format() {
+            Format::F32 => (s.latent.f32.view_mut(), GlobalMut::EMPTY),
+            Format::Bf16 | Format::W4a16 { .. } => (GlobalMut::EMPTY, s.latent.bf16.view_mut()),
+        };
         kernels::mla_attention(
             device,
             kernels::MlaAttention {
@@ -94,8 +99,8 @@ impl Model {
                 cache: self.layer_cache(index),
                 ancestors: batch.ancestors,
                 state,
-                out_f32: s.latent.f32.view_mut(),
-                out_bf16: s.latent.bf16.view_mut(),
+                out_f32,
+                out_bf16,
                 workspace: s.attention.view_mut(),
                 rows,
                 heads,
