@@ -2,6 +2,7 @@
 
 use cuda_std::bf16;
 use gpu::args::attention::{KEY, LATENT};
+use gpu::kernels::mla_attention::PART_KEYS;
 use kdtree::device::Device;
 use kdtree::kernels::{Cache, KvFormat, MlaAttention, MlaBlock, MlaPlan, mla_attention, mla_attention_as, mla_plan};
 use kdtree::reference::{self, bounds};
@@ -52,6 +53,10 @@ pub fn cases(suite: &mut Suite) {
             suite.cuda(name, move |d| planned(d, committed, rows, heads, MlaPlan { block, parts }));
         }
     }
+    // Each form of the second kernel, at its bounds: parts with all their keys, and more parts than hold any.
+    for parts in [4, 5, 17, 18, 34, 35, 64, 136, 137, 256] {
+        suite.both(format!("mla_attention::{parts}_parts"), move |d| many_parts(d, parts));
+    }
     for block in MlaBlock::ALL {
         suite.both(format!("mla_attention::{block:?}_parts_share_weights"), move |d| parts_share_weights(d, block));
     }
@@ -67,6 +72,13 @@ pub fn cases(suite: &mut Suite) {
     }
     for block in MlaBlock::ALL {
         suite.both(format!("mla_attention::{block:?}_adversarial"), move |d| adversarial(d, block));
+    }
+    // The least that is asked of: one row of 8 heads, one launch.
+    for committed in [0, 1, 16, 63, 200, 1000] {
+        suite.both(format!("mla_attention::one_row_context_{committed}"), move |d| one_row(d, committed));
+    }
+    for committed in [8191, 32_768] {
+        suite.cuda(format!("mla_attention::one_row_context_{committed}"), move |d| one_row(d, committed));
     }
     suite.both("mla_attention::many_words", |d| random(d, 5, 400, 1, 405));
     suite.both("mla_attention::padding_changes_no_bit", padding);
@@ -207,6 +219,23 @@ fn planned(device: &Device, committed: usize, rows: usize, heads: usize, plan: M
     let found = case.run(device)?;
     close("f32", &found, &case.expected(), bounds::ATTENTION)?;
     close("rounded weights", &found, &case.expected_rounded(), bounds::ATTENTION_ROUNDED)
+}
+
+/// Parts of 64 keys each, an odd number of queries; then a context that fills only some of the parts.
+fn many_parts(device: &Device, parts: usize) -> Outcome {
+    let mut random = Random::new(parts as u64);
+    let plan = MlaPlan { block: MlaBlock::Compact16, parts };
+    for used in [parts, parts / 2 + 1, 1] {
+        let (rows, heads) = (3, 1);
+        let tree = mixed(&mut random, rows);
+        let total = used * PART_KEYS as usize;
+        let case = Case::random(&mut random, total - rows, &tree, heads, total + 40);
+        let case = Case { plan: Some(plan), ..case };
+        let found = case.run(device)?;
+        close("f32", &found, &case.expected(), bounds::ATTENTION_QUERY)?;
+        close("rounded weights", &found, &case.expected_rounded(), bounds::ATTENTION_ROUNDED)?;
+    }
+    Ok(())
 }
 
 /// Parts whose bounds lie around those of rounds and of the tree, each with a base of its own, differ from one part by
@@ -409,6 +438,30 @@ fn adversarial(device: &Device, block: MlaBlock) -> Outcome {
         case.cache.chunks_mut(KEY).for_each(|key| key[..LATENT].fill(bf16::ONE));
         case.q.chunks_mut(KEY).for_each(|q| q[LATENT..].copy_from_slice(&random.bf16s(KEY - LATENT)));
         run(&case, "values of 1", 1e-5)?;
+    }
+    Ok(())
+}
+
+/// One row of 8 heads is within the bound of many queries: random, one logit far above all others, all equal, values of
+/// 1. Several draws, each by itself.
+fn one_row(device: &Device, committed: usize) -> Outcome {
+    let heads = bounds::ATTENTION_QUERIES;
+    for seed in 0..if device.is_cuda() { 20 } else { 3 } {
+        let mut random = Random::new(1000 * seed + committed as u64);
+        let mut case = Case::random(&mut random, committed, &Tree::chain(1), heads, committed + 1);
+        let run = |case: &Case, what: &str| close(what, &case.run(device)?, &case.expected(), bounds::ATTENTION);
+        run(&case, "random")?;
+        let plain = case.clone();
+        case.scale = 1.0;
+        case.cache.chunks_mut(KEY).for_each(|key| key[KEY - 1] = bf16::ZERO);
+        case.q.chunks_mut(KEY).for_each(|q| q.fill(bf16::ZERO));
+        run(&case, "all equal")?;
+        case.q.chunks_mut(KEY).for_each(|q| q[KEY - 1] = bf16::ONE);
+        case.cache[random.below(committed + 1) * KEY + KEY - 1] = bf16::from_f32(1000.0);
+        run(&case, "one huge logit")?;
+        case = plain;
+        case.cache.chunks_mut(KEY).for_each(|key| key[..LATENT].fill(bf16::ONE));
+        run(&case, "values of 1")?;
     }
     Ok(())
 }
