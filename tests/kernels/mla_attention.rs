@@ -54,7 +54,7 @@ pub fn cases(suite: &mut Suite) {
         }
     }
     // Each form of the second kernel, at its bounds: parts with all their keys, and more parts than hold any.
-    for parts in [4, 5, 17, 18, 34, 35, 64, 136, 137, 256] {
+    for parts in [4, 5, 17, 18, 34, 35, 64, 136, 137, 192] {
         suite.both(format!("mla_attention::{parts}_parts"), move |d| many_parts(d, parts));
     }
     for block in MlaBlock::ALL {

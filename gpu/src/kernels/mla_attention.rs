@@ -40,7 +40,7 @@ pub const THREADS: u32 = 256;
 /// Most rows of a launch: a tree of 1,024 nodes and its root.
 pub const MAX_ROWS: usize = 1025;
 /// Most parts of a context.
-pub const MAX_PARTS: usize = 256;
+pub const MAX_PARTS: usize = 192;
 
 /// Blocks of 32 and 16 packed queries for GPUs with 227 KiB of shared memory; rounds of 64 keys. 64 would leave
 /// `mma.sync` too few registers: see [`super::mla_wide`].
