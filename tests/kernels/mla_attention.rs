@@ -442,8 +442,7 @@ fn adversarial(device: &Device, block: MlaBlock) -> Outcome {
     Ok(())
 }
 
-/// One row of 8 heads is within the bound of many queries: random, one logit far above all others, all equal, values of
-/// 1. Several draws, each by itself.
+/// One row of 8 heads, several draws, each by itself within the bound of many queries.
 fn one_row(device: &Device, committed: usize) -> Outcome {
     let heads = bounds::ATTENTION_QUERIES;
     for seed in 0..if device.is_cuda() { 20 } else { 3 } {

@@ -4,10 +4,10 @@
 //! out[q] = sum_p 2^(base[p, q] - B) partial[p, q] / sum_p 2^(base[p, q] - B) sum[p, q]        B = largest base
 //! ```
 //!
-//! A lane owns 4 neighbouring columns of a query. Latency is all there is: so each lane has all loads of its parts under
-//! way at once, and the more parts there are, the more lanes take them in turn, groups of a warp first ([`Form`]). A
-//! warp finds the shares of all parts by itself, a lane those of every 32nd part, and hands them round; there is no
-//! barrier but one where several warps add up.
+//! A lane owns 4 neighbouring columns of a query. Latency is all there is: so each lane has all loads of its parts
+//! under way at once, and the more parts there are, the more lanes take them in turn, groups of a warp first
+//! ([`Form`]). A warp finds the shares of all parts by itself, a lane those of every 32nd part, and hands them round;
+//! there is no barrier but one where two warps add up.
 //!
 //! The order of additions follows from the number of parts alone: those of a group ascending, then the groups of a warp
 //! in pairs, then the warps ascending.
