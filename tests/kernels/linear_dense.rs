@@ -38,7 +38,7 @@ pub fn cases(suite: &mut Suite) {
         suite.both(format!("linear::{name}::rows_are_independent"), move |d| rows_are_independent(d, kind));
         suite.both(format!("linear::{name}::nan_stays_in_its_row"), move |d| nan_stays_in_its_row(d, kind));
         suite.cuda(format!("linear::{name}::each_row_count_is_independent"), move |d| {
-            let shapes = [(40, 128), (33, 4224), (4240, 1152), (TALL.0, 1152)];
+            let shapes = [(40, 128), (33, 4224), (1_030, 1152), (4240, 1152), (5_800, 1152), (TALL.0, 1152)];
             shapes.into_iter().try_for_each(|(n, k)| each_count(d, kind, n, k, 1))
         });
         suite.both(format!("linear::{name}::repeats"), move |d| repeats(d, kind, 48, 1024, &[5, 40]));
@@ -120,14 +120,22 @@ fn shape(device: &Device, kind: Kind, n: usize, k: usize) -> Outcome {
 
 /// Batched, rows apart by more than they hold, batch entries inside a row and rows inside a batch entry.
 fn strides(device: &Device, kind: Kind) -> Outcome {
-    let ([batch, n, k], rows) = ([3, 19, 128], 10);
+    strided(device, kind, 128, 10)?;
+    // Slices of k in different blocks of a cluster, where there are clusters.
+    strided(device, kind, 1_152, 21)
+}
+
+fn strided(device: &Device, kind: Kind, k: usize, rows: usize) -> Outcome {
+    let [batch, n] = [3, 19];
     let mut random = Random::new(5);
     let stored = Stored::random(kind, [batch, n, k], &mut random);
     let weight = Weight::new(device, &stored.host("w"))?;
     check(weight.batch() == batch && weight.n() == n && weight.k() == k, || "shape".into())?;
-    for (x_stride, x_batch, y_stride, y_batch) in
-        [(batch * 192 + 8, 192, batch * n + 1, n), (136, rows * 136, n + 2, rows * (n + 2)), (k, 0, batch * n, n)]
-    {
+    for (x_stride, x_batch, y_stride, y_batch) in [
+        (batch * (k + 64) + 8, k + 64, batch * n + 1, n),
+        (k + 8, rows * (k + 8), n + 2, rows * (n + 2)),
+        (k, 0, batch * n, n),
+    ] {
         let x = X::random(device, rows * x_stride + batch * x_batch, &mut random)?;
         let y = device.upload(&vec![UNTOUCHED; rows * y_stride + batch * y_batch])?;
         let (acts, view) = (x.acts(), y.view_mut());
@@ -150,7 +158,11 @@ fn strides(device: &Device, kind: Kind) -> Outcome {
 }
 
 fn accumulate(device: &Device, kind: Kind) -> Outcome {
-    let (n, k, rows) = (33, 640, 11);
+    [(640, 11), (1_152, 23)].into_iter().try_for_each(|(k, rows)| accumulated(device, kind, k, rows))
+}
+
+fn accumulated(device: &Device, kind: Kind, k: usize, rows: usize) -> Outcome {
+    let n = 33;
     let mut random = Random::new(6);
     let stored = Stored::random(kind, [1, n, k], &mut random);
     let weight = Weight::new(device, &stored.host("w"))?;
@@ -220,8 +232,15 @@ fn each_count(device: &Device, kind: Kind, n: usize, k: usize, by: usize) -> Out
 
 /// A NaN or an infinity reaches every output of its row and no other, also when it lies behind the last row.
 fn nan_stays_in_its_row(device: &Device, kind: Kind) -> Outcome {
-    let (n, k, rows) = (18, 160, 9);
-    let k = if kind.takes(k) { k } else { 128 };
+    // The last chunk is half one.
+    [(160, 9), (1_056, 20)].into_iter().try_for_each(|(k, rows)| {
+        let k = if kind.takes(k) { k } else { k / 128 * 128 };
+        nan_stays(device, kind, k, rows)
+    })
+}
+
+fn nan_stays(device: &Device, kind: Kind, k: usize, rows: usize) -> Outcome {
+    let n = 18;
     let mut random = Random::new(9);
     let stored = Stored::random(kind, [1, n, k], &mut random);
     let weight = Weight::new(device, &stored.host("w"))?;
@@ -238,17 +257,22 @@ fn nan_stays_in_its_row(device: &Device, kind: Kind) -> Outcome {
 
 /// Every kernel that adds slices of k in the order of the stream gives the same bits, for any number of rows.
 fn variants_agree(device: &Device, kind: Kind) -> Outcome {
-    // Ragged tiles; slices of two and three chunks, the last chunk half one.
-    let (n, k) = (150, 1_184);
+    // Ragged tiles; slices of two and three chunks, the last chunk half one; fewer slices than blocks of a cluster.
+    [(1_184, &[5, 16, 37, 64][..]), (320, &[20])].into_iter().try_for_each(|(k, rows)| agree(device, kind, k, rows))
+}
+
+fn agree(device: &Device, kind: Kind, k: usize, rows: &[usize]) -> Outcome {
+    let n = 150;
     let mut random = Random::new(15);
     let stored = Stored::random(kind, [1, n, k], &mut random);
     let weight = Weight::new(device, &stored.host("w"))?;
-    for rows in [5, 16, 37] {
+    for &rows in rows {
         let x = X::random(device, rows * k, &mut random)?;
         let y = device.alloc(rows * n)?;
         let p = Product::plain(&weight, x.acts(), rows, y.view_mut());
         let mut first = None;
-        let own = |&v: &Variant| v != Variant::Tiled(Tiles::Warpgroups) && v.kernel(&stored.host("w")).is_some();
+        let exists = |v: &Variant| v.kernel(&stored.host("w")).is_some() && v.runs_on(device);
+        let own = |v: &Variant| *v != Variant::Tiled(Tiles::Warpgroups) && exists(v);
         for variant in Variant::ALL.into_iter().filter(own) {
             y.fill(0xFF)?;
             linear_by(device, &p, variant)?;
@@ -333,14 +357,17 @@ fn refuses(device: &Device) -> Outcome {
 fn explains(device: &Device) -> Outcome {
     let stored = Stored::random(Kind::W4, [1, 40, 1088], &mut Random::new(13));
     let weight = Weight::new(device, &stored.host("w"))?;
-    let text = explain(&weight, 65).to_string();
-    let want = "w4a16 1 x [40, 1088] x 65 rows: gemm_w4a16_m32_few, 16 x 24 a block, k in 64s over 8 warps, \
+    let text = explain(device, &weight, 65).to_string();
+    let plain = "w4a16 1 x [40, 1088] x 65 rows: gemm_w4a16_m32_few, 16 x 24 a block, k in 64s over 8 warps, \
                 9 units, blocks of 256, 44416 shared, 29376 weight bytes";
+    let clusters = "w4a16 1 x [40, 1088] x 65 rows: gemm_w4a16_split64_few, 64 x 40 a block, k in 64s over 8 blocks, \
+                    2 units, blocks of 128, 63168 shared, 29376 weight bytes";
+    let want = if device.has_clusters() { clusters } else { plain };
     check(text == want, || format!("expected `{want}`, found `{text}`"))?;
-    let text = explain(&weight, 257).to_string();
+    let text = explain(device, &weight, 257).to_string();
     let want = "w4a16 1 x [40, 1088] x 257 rows: gemm_w4a16_tiled, 128 x 64 a block, k in 64s in 8 slices, 5 units, \
                 blocks of 256, 51456 shared, 29376 weight bytes";
     check(text == want, || format!("expected `{want}`, found `{text}`"))?;
     check(weight.bytes() == 29376, || format!("{} bytes", weight.bytes()))?;
-    check(explain(&weight, 65).flops() == 2 * 65 * 40 * 1088, || "flops".into())
+    check(explain(device, &weight, 65).flops() == 2 * 65 * 40 * 1088, || "flops".into())
 }

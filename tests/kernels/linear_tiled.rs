@@ -237,7 +237,7 @@ fn repeats(device: &Device, tiles: Tiles, kind: Kind) -> Outcome {
 fn f32_has_none(device: &Device) -> Outcome {
     let stored = Stored::random(Kind::F32, [1, 40, 64], &mut Random::new(15));
     let weight = Weight::new(device, &stored.host("w"))?;
-    check(explain(&weight, 300).kernel == "gemm_f32", || explain(&weight, 300).to_string())?;
+    check(explain(device, &weight, 300).kernel == "gemm_f32", || explain(device, &weight, 300).to_string())?;
     for variant in Variant::ALL {
         check(variant.kernel(&stored.host("w")).is_none(), || format!("{variant} for f32"))?;
         let x = X::random(device, 130 * 64, &mut Random::new(17))?;
@@ -273,7 +273,7 @@ fn which_may_be_fast(device: &Device) -> Outcome {
         check((plan.kernel == name) == fast, || plan.to_string())?;
         check(plan.to_string().contains(", after x_panels") == fast, || plan.to_string())?;
         check(explain_fast(device, &weight, 96).kernel != name, || "96 rows are streamed".into())?;
-        check(explain(&weight, 512).kernel != name, || "trees have the bits of few rows".into())?;
+        check(explain(device, &weight, 512).kernel != name, || "trees have the bits of few rows".into())?;
         let x = X::random(device, 130 * 64, &mut random)?;
         let (y, memory) = (device.zeros::<f32>(130 * 40)?, device.zeros::<u32>(100)?);
         let many = Many::Fast(memory.view_mut());

@@ -14,6 +14,7 @@
 pub mod async_copy;
 #[cfg(any(not(target_arch = "nvptx64"), target_feature = "ptx80"))]
 pub mod bulk;
+pub mod cluster;
 pub mod math;
 pub mod mma;
 pub mod thread;
@@ -38,6 +39,8 @@ pub mod ptx;
 mod ptx_barriers;
 #[cfg(all(target_arch = "nvptx64", target_feature = "ptx80"))]
 mod ptx_bulk;
+#[cfg(target_arch = "nvptx64")]
+mod ptx_cluster;
 #[cfg(target_arch = "nvptx64")]
 mod ptx_half;
 #[cfg(target_arch = "nvptx64")]

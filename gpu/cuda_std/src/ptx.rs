@@ -13,6 +13,7 @@ use crate::Element;
 pub use crate::ptx_barriers::*;
 #[cfg(target_feature = "ptx80")]
 pub use crate::ptx_bulk::*;
+pub use crate::ptx_cluster::*;
 pub use crate::ptx_half::*;
 
 global_asm!(".extern .shared .align 1024 .b8 dyn_smem[];");

@@ -9,7 +9,7 @@
 use cuda_std::async_copy::cp_async_16_or_zero;
 use cuda_std::{Global, Shared, bf16, dynamic_shared, math, thread, warp};
 
-use super::ring::{Ring, Sources, Stage, wait_groups};
+use super::ring::{Ring, Sources, Stage, ring_bytes, wait_groups};
 use super::stream::{
     CHUNK_K, FRAGMENT, Format, LANE_K, Lane, STEP_K, STEPS, TILE_M, TILE_N, Unit, WARPS, Work, chunk_index, slice_start,
 };
@@ -164,8 +164,8 @@ pub fn run<F: Format, W: WideWork, const NT: usize, const MT: usize, const CHUNK
     rows_of_x: Global<bf16>,
     shape: StreamShape,
 ) {
-    let variant = Wide { nt: NT, mt: MT, chunks: CHUNKS, depth: DEPTH, blocks: 1 };
-    let of_ring = variant.ring(F::TILE_WORDS);
+    let variant = Wide { warps: WARPS as usize, shares: 1, nt: NT, mt: MT, chunks: CHUNKS, depth: DEPTH, blocks: 1 };
+    let of_ring = ring_bytes(DEPTH, NT * CHUNKS * F::TILE_WORDS);
     let ring = Ring::<NT, DEPTH>::new(warp::warp_id() as usize * of_ring, CHUNKS * F::TILE_WORDS);
     let x = dynamic_shared::<bf16>((WARPS as usize * of_ring) as u32, (DEPTH * variant.x_elems()) as u32);
     let settled = work.settled();
@@ -213,7 +213,7 @@ pub fn run<F: Format, W: WideWork, const NT: usize, const MT: usize, const CHUNK
                         slice += 1;
                         border = slice_start(shape, slice);
                     }
-                    multiply::<F, NT, MT, CHUNKS>(held, of_stage, i, &mut sums);
+                    multiply::<F, NT, MT, CHUNKS>(held, (of_stage, MT), i, &mut sums);
                     chunk += 1;
                 }
             });

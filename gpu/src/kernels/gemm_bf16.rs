@@ -10,7 +10,7 @@
 use cuda_std::{Shared, kernel, warp};
 
 use super::stream::{FRAGMENT, Format, Lane, STEPS, Variant};
-use super::stream_work::{Dense, GateUp, Gated, Grouped, stream, wide};
+use super::stream_work::{Dense, GateUp, Gated, Grouped, split, stream, wide, wide_sm_90};
 use super::wide::Wide;
 use crate::args::linear::{GateUpArgs, GatedArgs, GroupedStreamArgs, StreamArgs};
 use crate::unroll::unroll;
@@ -71,13 +71,28 @@ pub const M64: Variant = Variant { nt: 2, mt: 8, chunks: 1, depth: 2, blocks: 1 
 pub const M64_FEW: Variant = Variant { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
 
 /// Up to 32 rows of a tall matrix.
-pub const WIDE32: Wide = Wide { nt: 1, mt: 4, chunks: 1, depth: 4, blocks: 2 };
+pub const WIDE32: Wide = Wide { warps: 8, shares: 1, nt: 1, mt: 4, chunks: 1, depth: 4, blocks: 2 };
 /// Up to 64 rows of a tall matrix.
-pub const WIDE64: Wide = Wide { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
+pub const WIDE64: Wide = Wide { warps: 4, shares: 2, nt: 2, mt: 4, chunks: 1, depth: 4, blocks: 2 };
+/// Up to 32 rows, a slice of k a block.
+pub const SPLIT32: Wide = Wide { warps: 4, shares: 1, nt: 2, mt: 4, chunks: 1, depth: 3, blocks: 3 };
+/// The same with few tiles.
+pub const SPLIT32_FEW: Wide = Wide { warps: 4, shares: 1, nt: 1, mt: 4, chunks: 1, depth: 6, blocks: 3 };
+/// The same with many tiles.
+pub const SPLIT32_MANY: Wide = Wide { warps: 8, shares: 1, nt: 2, mt: 4, chunks: 1, depth: 2, blocks: 2 };
+/// Up to 64 rows, a slice of k a block.
+pub const SPLIT64: Wide = Wide { warps: 4, shares: 2, nt: 2, mt: 4, chunks: 1, depth: 3, blocks: 2 };
+/// The same with few tiles.
+pub const SPLIT64_FEW: Wide = Wide { warps: 2, shares: 2, nt: 2, mt: 4, chunks: 1, depth: 4, blocks: 4 };
 
 const _: () = {
     assert!(WIDE32.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
     assert!(WIDE64.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(SPLIT32.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(SPLIT32_FEW.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(SPLIT32_MANY.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(SPLIT64.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(SPLIT64_FEW.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
     assert!(
         M8.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT && M8_FEW.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT
     );
@@ -130,15 +145,45 @@ pub fn gemm_bf16_m64(a: StreamArgs) {
 }
 
 /// Up to 32 rows of a tall matrix.
-#[kernel]
+#[kernel(threads = WIDE32.threads(), blocks = WIDE32.blocks)]
 pub fn gemm_bf16_wide32(a: StreamArgs) {
     wide!(Bf16, WIDE32, a);
 }
 
 /// Up to 64 rows of a tall matrix.
-#[kernel]
+#[kernel(threads = WIDE64.threads(), blocks = WIDE64.blocks)]
 pub fn gemm_bf16_wide64(a: StreamArgs) {
-    wide!(Bf16, WIDE64, a);
+    wide_sm_90!(Bf16, WIDE64, a);
+}
+
+/// Up to 32 rows, a slice of k a block.
+#[kernel(threads = SPLIT32.threads(), blocks = SPLIT32.blocks)]
+pub fn gemm_bf16_split32(a: StreamArgs) {
+    split!(Bf16, SPLIT32, a);
+}
+
+/// Up to 32 rows, a slice of k a block, few tiles.
+#[kernel(threads = SPLIT32_FEW.threads(), blocks = SPLIT32_FEW.blocks)]
+pub fn gemm_bf16_split32_few(a: StreamArgs) {
+    split!(Bf16, SPLIT32_FEW, a);
+}
+
+/// Up to 32 rows, a slice of k a block, many tiles.
+#[kernel(threads = SPLIT32_MANY.threads(), blocks = SPLIT32_MANY.blocks)]
+pub fn gemm_bf16_split32_many(a: StreamArgs) {
+    split!(Bf16, SPLIT32_MANY, a);
+}
+
+/// Up to 64 rows, a slice of k a block.
+#[kernel(threads = SPLIT64.threads(), blocks = SPLIT64.blocks)]
+pub fn gemm_bf16_split64(a: StreamArgs) {
+    split!(Bf16, SPLIT64, a);
+}
+
+/// Up to 64 rows, a slice of k a block, few tiles.
+#[kernel(threads = SPLIT64_FEW.threads(), blocks = SPLIT64_FEW.blocks)]
+pub fn gemm_bf16_split64_few(a: StreamArgs) {
+    split!(Bf16, SPLIT64_FEW, a);
 }
 
 /// Rows gathered by expert.

@@ -22,7 +22,7 @@ use super::pairs::{Listed, Within};
 use super::short::Short;
 use super::stream::{FRAGMENT, Format, Lane, STEPS, THREADS, TILE_M, TILE_N, Variant};
 use super::stream_work::{
-    Dense, GateUp, GateUpWithin, Gated, Grouped, GroupedWithin, gathered_wide, short, stream, wide,
+    Dense, GateUp, GateUpWithin, Gated, Grouped, GroupedWithin, gathered_wide, short, split, stream, wide, wide_sm_90,
 };
 use super::wide::Wide;
 use crate::args::linear::{GateUpArgs, GatedArgs, GroupedStreamArgs, StreamArgs};
@@ -158,22 +158,39 @@ pub const SHORT: Short = Short { depth: 4, blocks: 2 };
 pub const SHORT_S32: Short = Short { depth: 4, blocks: 2 };
 
 /// Rows gathered by expert, up to 16 a tile of pairs.
-pub const GATHERED16: Wide = Wide { nt: 2, mt: 2, chunks: 4, depth: 2, blocks: 2 };
+pub const GATHERED16: Wide = Wide { warps: 8, shares: 1, nt: 2, mt: 2, chunks: 4, depth: 2, blocks: 2 };
 
 /// Up to 8 rows of a tall matrix.
-pub const WIDE8: Wide = Wide { nt: 1, mt: 1, chunks: 4, depth: 3, blocks: 3 };
+pub const WIDE8: Wide = Wide { warps: 8, shares: 1, nt: 1, mt: 1, chunks: 4, depth: 3, blocks: 3 };
 /// Up to 16 rows of a tall matrix.
-pub const WIDE16: Wide = Wide { nt: 1, mt: 2, chunks: 4, depth: 3, blocks: 2 };
+pub const WIDE16: Wide = Wide { warps: 8, shares: 1, nt: 1, mt: 2, chunks: 4, depth: 3, blocks: 2 };
 /// Up to 32 rows of a tall matrix.
-pub const WIDE32: Wide = Wide { nt: 1, mt: 4, chunks: 1, depth: 5, blocks: 2 };
+pub const WIDE32: Wide = Wide { warps: 4, shares: 1, nt: 2, mt: 4, chunks: 2, depth: 4, blocks: 3 };
 /// Up to 64 rows of a tall matrix.
-pub const WIDE64: Wide = Wide { nt: 1, mt: 8, chunks: 1, depth: 4, blocks: 1 };
+pub const WIDE64: Wide = Wide { warps: 4, shares: 1, nt: 2, mt: 8, chunks: 2, depth: 3, blocks: 2 };
+/// Up to 32 rows, a slice of k a block.
+pub const SPLIT32: Wide = Wide { warps: 4, shares: 1, nt: 2, mt: 4, chunks: 2, depth: 4, blocks: 3 };
+/// The same with few tiles.
+pub const SPLIT32_FEW: Wide = Wide { warps: 4, shares: 1, nt: 1, mt: 4, chunks: 2, depth: 4, blocks: 4 };
+/// The same with many tiles.
+pub const SPLIT32_MANY: Wide = Wide { warps: 4, shares: 1, nt: 4, mt: 4, chunks: 2, depth: 3, blocks: 2 };
+/// Up to 64 rows, a slice of k a block.
+pub const SPLIT64: Wide = Wide { warps: 4, shares: 1, nt: 2, mt: 8, chunks: 2, depth: 3, blocks: 2 };
+/// The same with few tiles.
+pub const SPLIT64_FEW: Wide = Wide { warps: 4, shares: 1, nt: 1, mt: 8, chunks: 1, depth: 6, blocks: 3 };
 
 const _: () = {
     let words = <bf16 as Scale>::TILE_WORDS;
     assert!(WIDE8.shared_bytes(words) <= crate::SHARED_LIMIT && WIDE16.shared_bytes(words) <= crate::SHARED_LIMIT);
     assert!(M32_FEW.shared_bytes(words) <= crate::SHARED_LIMIT);
     assert!(WIDE32.shared_bytes(words) <= crate::SHARED_LIMIT && WIDE64.shared_bytes(words) <= crate::SHARED_LIMIT);
+    assert!(
+        SPLIT32.shared_bytes(words) <= crate::SHARED_LIMIT && SPLIT32_FEW.shared_bytes(words) <= crate::SHARED_LIMIT
+    );
+    assert!(SPLIT32_MANY.shared_bytes(words) <= crate::SHARED_LIMIT);
+    assert!(
+        SPLIT64.shared_bytes(words) <= crate::SHARED_LIMIT && SPLIT64_FEW.shared_bytes(words) <= crate::SHARED_LIMIT
+    );
     let (few, many) = (<bf16 as Scale>::TILE_WORDS, <f32 as Scale>::TILE_WORDS);
     assert!(M8.shared_bytes(few) <= crate::SHARED_LIMIT && M8_S32.shared_bytes(many) <= crate::SHARED_LIMIT);
     assert!(M8_FEW.shared_bytes(many) <= crate::SHARED_LIMIT && M16.shared_bytes(many) <= crate::SHARED_LIMIT);
@@ -227,27 +244,57 @@ pub fn gemm_w4a16_m64_few(a: StreamArgs) {
 }
 
 /// Up to 8 rows of a tall matrix, bf16 scales.
-#[kernel]
+#[kernel(threads = WIDE8.threads(), blocks = WIDE8.blocks)]
 pub fn gemm_w4a16_wide8(a: StreamArgs) {
     wide!(W4a16<bf16>, WIDE8, a);
 }
 
 /// Up to 16 rows of a tall matrix, bf16 scales.
-#[kernel]
+#[kernel(threads = WIDE16.threads(), blocks = WIDE16.blocks)]
 pub fn gemm_w4a16_wide16(a: StreamArgs) {
     wide!(W4a16<bf16>, WIDE16, a);
 }
 
 /// Up to 32 rows of a tall matrix, bf16 scales.
-#[kernel]
+#[kernel(threads = WIDE32.threads(), blocks = WIDE32.blocks)]
 pub fn gemm_w4a16_wide32(a: StreamArgs) {
     wide!(W4a16<bf16>, WIDE32, a);
 }
 
 /// Up to 64 rows of a tall matrix, bf16 scales.
-#[kernel]
+#[kernel(threads = WIDE64.threads(), blocks = WIDE64.blocks)]
 pub fn gemm_w4a16_wide64(a: StreamArgs) {
-    wide!(W4a16<bf16>, WIDE64, a);
+    wide_sm_90!(W4a16<bf16>, WIDE64, a);
+}
+
+/// Up to 32 rows, a slice of k a block, bf16 scales.
+#[kernel(threads = SPLIT32.threads(), blocks = SPLIT32.blocks)]
+pub fn gemm_w4a16_split32(a: StreamArgs) {
+    split!(W4a16<bf16>, SPLIT32, a);
+}
+
+/// Up to 32 rows, a slice of k a block, few tiles, bf16 scales.
+#[kernel(threads = SPLIT32_FEW.threads(), blocks = SPLIT32_FEW.blocks)]
+pub fn gemm_w4a16_split32_few(a: StreamArgs) {
+    split!(W4a16<bf16>, SPLIT32_FEW, a);
+}
+
+/// Up to 32 rows, a slice of k a block, many tiles, bf16 scales.
+#[kernel(threads = SPLIT32_MANY.threads(), blocks = SPLIT32_MANY.blocks)]
+pub fn gemm_w4a16_split32_many(a: StreamArgs) {
+    split!(W4a16<bf16>, SPLIT32_MANY, a);
+}
+
+/// Up to 64 rows, a slice of k a block, bf16 scales.
+#[kernel(threads = SPLIT64.threads(), blocks = SPLIT64.blocks)]
+pub fn gemm_w4a16_split64(a: StreamArgs) {
+    split!(W4a16<bf16>, SPLIT64, a);
+}
+
+/// Up to 64 rows, a slice of k a block, few tiles, bf16 scales.
+#[kernel(threads = SPLIT64_FEW.threads(), blocks = SPLIT64_FEW.blocks)]
+pub fn gemm_w4a16_split64_few(a: StreamArgs) {
+    split!(W4a16<bf16>, SPLIT64_FEW, a);
 }
 
 /// Rows gathered by expert, bf16 scales.

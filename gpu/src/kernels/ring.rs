@@ -11,7 +11,7 @@ use cuda_std::{Global, Shared, dynamic_shared, warp};
 use crate::unroll::unroll;
 
 /// Bytes of the barriers of a warp's ring: 8 a stage, so that the next ring begins at a multiple of 16.
-const fn barrier_bytes(depth: usize) -> usize {
+pub const fn barrier_bytes(depth: usize) -> usize {
     (depth * size_of::<u64>()).next_multiple_of(16)
 }
 
@@ -54,16 +54,23 @@ impl<const NT: usize, const DEPTH: usize> Ring<NT, DEPTH> {
     /// The ring `start` bytes into dynamic shared memory; parts of `part` words. All lanes of its warp come here.
     #[inline(always)]
     pub fn new(start: usize, part: usize) -> Self {
-        let stages = (start + barrier_bytes(DEPTH)) as u32;
+        Self::apart([start, start + barrier_bytes(DEPTH)], part, true)
+    }
+
+    /// The same, with [`barrier_bytes`] of barriers at `start` and the stages from `stages` on. Of warps that share a
+    /// ring one makes it and fills it; the others wait at its barriers after the block's barrier has followed.
+    #[inline(always)]
+    pub fn apart([start, stages]: [usize; 2], part: usize, makes: bool) -> Self {
+        let _ = (start, makes);
         let ring = Self {
-            stages: dynamic_shared(stages, (DEPTH * NT * part) as u32),
+            stages: dynamic_shared(stages as u32, (DEPTH * NT * part) as u32),
             part,
             #[cfg(any(not(target_arch = "nvptx64"), target_feature = "ptx80"))]
             barriers: cuda_std::bulk::Barriers::new(dynamic_shared(start as u32, DEPTH as u32)),
         };
         #[cfg(any(not(target_arch = "nvptx64"), target_feature = "ptx80"))]
         {
-            if warp::lane_id() == 0 {
+            if makes && warp::lane_id() == 0 {
                 unroll!(stage in 0 1 2 3 4 5 6 7 below DEPTH; { ring.barriers.init(stage, 1) });
                 cuda_std::bulk::fence_init();
             }

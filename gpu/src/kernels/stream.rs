@@ -53,7 +53,7 @@ pub const THREADS: u32 = WARPS * warp::WARP;
 pub const MAX_SPLIT: usize = WARPS as usize;
 const LANES: usize = warp::WARP as usize;
 /// Sums of a tile of weights and a tile of rows.
-const TILE_SUMS: usize = FRAGMENT * LANES;
+pub const TILE_SUMS: usize = FRAGMENT * LANES;
 
 /// Slices of k that a dense product is summed in: by k alone, two chunks each at least.
 pub const fn k_split(k: usize) -> usize {

@@ -26,20 +26,49 @@ macro_rules! stream {
 }
 pub(crate) use stream;
 
-/// Runs a variant of the products of tall matrices.
+/// Runs a variant of the products whose blocks share x: all of k a block.
 macro_rules! wide {
     ($format:ty, $variant:expr, $a:ident) => {
-        cuda_std::thread::expect_blocks::<{ $crate::kernels::stream::THREADS }, { $variant.blocks }>();
+        $crate::kernels::stream_work::wide!($format, $variant, $a, true)
+    };
+    ($format:ty, $variant:expr, $a:ident, $turns:expr) => {
         $crate::kernels::wide::run::<
             $format,
+            { $variant.warps },
+            { $variant.shares },
             { $variant.nt },
             { $variant.mt },
             { $variant.chunks },
             { $variant.depth },
+            { $turns },
         >($a)
     };
 }
 pub(crate) use wide;
+
+/// The same of 64 rows, on sm_90 alone: elsewhere registers would be spilled, and no launcher takes it there.
+macro_rules! wide_sm_90 {
+    ($format:ty, $variant:expr, $a:ident) => {
+        if cuda_std::EMULATED || cfg!(all(target_feature = "ptx80", not(target_feature = "ptx87"))) {
+            $crate::kernels::stream_work::wide!($format, $variant, $a, true)
+        } else {
+            cuda_std::thread::trap("a product for sm_90")
+        }
+    };
+}
+pub(crate) use wide_sm_90;
+
+/// The same, a slice of k a block of a cluster; the CPU device, which has no clusters, takes all of k.
+macro_rules! split {
+    ($format:ty, $variant:expr, $a:ident) => {
+        if cuda_std::cluster::SOME || cuda_std::EMULATED {
+            $crate::kernels::stream_work::wide!($format, $variant, $a, !cuda_std::cluster::SOME)
+        } else {
+            cuda_std::thread::trap("a product for clusters of blocks")
+        }
+    };
+}
+pub(crate) use split;
 
 /// Runs gathered products of many rows an expert: each warp has tiles of its own and all of k.
 macro_rules! gathered_wide {

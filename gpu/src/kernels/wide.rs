@@ -1,4 +1,4 @@
-//! Products of tall matrices, up to 64 rows of x at a time: `y[m, n] = sum_k x[m, k] W[n, k]`, bit for bit those of
+//! Products of up to 64 rows of x that a block's warps share: `y[m, n] = sum_k x[m, k] W[n, k]`, bit for bit those of
 //! [`super::stream`].
 //!
 //! There each warp reads the rows of x that it multiplies, which with several of them is as much as the weights. Here a
@@ -6,26 +6,31 @@
 //!
 //! ```text
 //!            n: tiles of 16 weight rows
-//!        +--------+--------+-- ... --+--------+    a unit: WARPS x NT tiles of one matrix, all of k, MT x 8 rows of x
-//!   k    | warp 0 | warp 1 |         | warp 7 |    a block takes units in turn (persistent: unit, unit + grid, ...)
+//!        +--------+--------+-- ... --+--------+    a block: W warps x NT tiles of one matrix, MT x 8 rows of x,
+//!   k    | warp 0 | warp 1 |         |        |    and all of k (`wide`) or one slice of it (`split`)
 //!        +--------+--------+-- ... --+--------+
 //! ```
 //!
-//! So it wants many weight rows: with fewer than a few blocks a multiprocessor, slices of k must go to different warps.
+//! Then what limits is how often x is read from the L2: once a block, whose tiles should therefore be many. With all of
+//! k a block, only tall matrices have blocks enough. For others, blocks of a **cluster** have the same tiles and one
+//! slice of k each.
 //!
 //! **The stages.** Weights go through a ring of each warp, as in `stream`. The chunks of x that belong to a stage are
 //! copied by all threads, 16 bytes each, into the order in which lanes read them; one barrier of the block a stage says
 //! that they are there and that the stage before it has been read.
 //!
-//! **The sums.** A warp sums each slice of k and adds the slices in ascending order. Fragments and the order of k in a
-//! step are those of `stream`. Rows past the last are computed as copies of the last and never stored.
+//! **The sums.** Fragments and the order of k in a step are those of `stream`. With all of k, a warp sums each slice
+//! and adds the slices in ascending order. Blocks of a cluster write fragments of their slices to each other's shared
+//! memory, where each adds up a share of them, in ascending order. Where there are no clusters, `split` is `wide`. Rows
+//! past the last are computed as copies of the last and never stored.
 
 use cuda_std::async_copy::{cp_async_16_or_zero, cp_async_commit};
-use cuda_std::{Global, Shared, bf16, dynamic_shared, math, mma, thread, warp};
+use cuda_std::{EMULATED, Global, Shared, bf16, cluster, dynamic_shared, math, mma, thread, warp};
 
-use super::ring::{Ring, Sources, Stage, ring_bytes, wait_groups};
+use super::ring::{Ring, Stage, barrier_bytes, wait_groups};
 use super::stream::{
-    CHUNK_K, FRAGMENT, Format, LANE_K, Lane, STEP_K, STEPS, TILE_M, TILE_N, WARPS, chunk_index, slice_start,
+    CHUNK_K, FRAGMENT, Format, LANE_K, Lane, MAX_SPLIT, STEP_K, STEPS, TILE_M, TILE_N, TILE_SUMS, chunk_index,
+    slice_start,
 };
 use super::stream_rows::{Rows as _, Strided};
 use crate::args::linear::StreamArgs;
@@ -37,9 +42,13 @@ pub const SPAN: usize = STEP_K * TILE_M;
 /// How a block divides a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wide {
+    /// Warps with different tiles of weights.
+    pub warps: usize,
+    /// Warps with the same tiles of weights and different rows of x.
+    pub shares: usize,
     /// Tiles of weights of a warp.
     pub nt: usize,
-    /// Tiles of rows of x.
+    /// Tiles of rows of x of a warp.
     pub mt: usize,
     /// Chunks of a stage.
     pub chunks: usize,
@@ -50,139 +59,215 @@ pub struct Wide {
 }
 
 impl Wide {
+    /// Threads of a block.
+    pub const fn threads(self) -> u32 {
+        self.all() as u32 * warp::WARP
+    }
+
+    /// Warps of a block.
+    const fn all(self) -> usize {
+        self.warps * self.shares
+    }
+
+    /// Those that copy x: a power of two.
+    const fn copiers(self) -> usize {
+        1 << self.all().ilog2()
+    }
+
+    /// Tiles of rows of x of a block.
+    pub const fn row_tiles(self) -> usize {
+        self.mt * self.shares
+    }
+
     /// Weight rows of a unit.
     pub const fn rows(self) -> usize {
-        WARPS as usize * self.nt * TILE_N
+        self.warps * self.nt * TILE_N
     }
 
     /// Elements of x of a stage.
     pub const fn x_elems(self) -> usize {
-        self.chunks * STEPS * self.mt * SPAN
+        self.chunks * STEPS * self.row_tiles() * SPAN
     }
 
+    /// Bytes of the rings' barriers, which come first.
+    pub const fn barriers(self) -> usize {
+        self.warps * barrier_bytes(self.depth)
+    }
+
+    /// Bytes of the stages of x, which come next.
+    pub const fn x_bytes(self) -> usize {
+        self.depth * self.x_elems() * size_of::<bf16>()
+    }
+
+    /// Bytes of a warp's stages of weights.
     pub const fn ring(self, tile_words: usize) -> usize {
-        ring_bytes(self.depth, self.nt * self.chunks * tile_words)
+        self.depth * self.nt * self.chunks * tile_words * size_of::<u32>()
     }
 
-    /// Bytes of dynamic shared memory: the rings, then the stages of x.
+    /// Fragments of a warp that a block of a cluster adds up.
+    const fn own(self) -> usize {
+        (self.nt * self.mt).div_ceil(MAX_SPLIT)
+    }
+
+    /// Words of the sums that a block of a cluster gets from all of them.
+    const fn exchange(self) -> usize {
+        MAX_SPLIT * self.all() * self.own() * TILE_SUMS
+    }
+
+    /// Bytes of dynamic shared memory: barriers, stages of x and of weights; in the end, in place of stages, the sums
+    /// of a cluster's blocks.
     pub const fn shared_bytes(self, tile_words: usize) -> u32 {
-        (WARPS as usize * self.ring(tile_words) + self.depth * self.x_elems() * size_of::<bf16>()) as u32
+        let (stages, sums) = (self.x_bytes() + self.warps * self.ring(tile_words), self.exchange() * size_of::<f32>());
+        (self.barriers() + if stages > sums { stages } else { sums }) as u32
     }
 }
 
-/// What a block multiplies at a time.
+/// What a block multiplies.
 #[derive(Clone, Copy)]
 struct Unit {
+    /// The warp of this thread, in a register that all lanes share: among those with different tiles, and which of
+    /// those that share these tiles.
+    warp: u32,
+    share: u32,
     matrix: u32,
     /// The run of tiles.
     run: u32,
     rows: Strided,
-}
-
-/// All of a launch.
-#[derive(Clone, Copy)]
-struct All {
-    a: StreamArgs,
-    /// Runs of a matrix's tiles, each a unit's.
-    runs: u32,
-    units: u32,
+    /// The slice of k that is a cluster's block's.
+    slice: u32,
     /// Chunks of k.
-    chunks: u32,
+    first: u32,
+    end: u32,
 }
 
-impl All {
+impl Unit {
     #[inline(always)]
-    fn of(a: StreamArgs, variant: Wide) -> Self {
+    fn this<const TURNS: bool>(a: &StreamArgs, variant: Wide) -> Self {
+        let block = thread::block_idx_x();
         let runs = a.shape.n.div_ceil(variant.rows() as u32);
-        Self { a, runs, units: a.batch * a.row_blocks * runs, chunks: a.shape.k.div_ceil(CHUNK_K as u32) }
+        let (index, slice) = match TURNS {
+            true => (block, 0),
+            false => (math::div(block, cluster::size()), cluster::rank()),
+        };
+        let (rest, run) = (math::div(index, runs), math::rem(index, runs));
+        let (matrix, rows) = (math::div(rest, a.row_blocks), math::rem(rest, a.row_blocks));
+        let chunks = a.shape.k.div_ceil(CHUNK_K as u32);
+        let (first, end) = match TURNS {
+            true => (0, chunks),
+            // Of a short k there are fewer slices than blocks.
+            false => (slice_start(a.shape, slice).min(chunks), slice_start(a.shape, slice + 1).min(chunks)),
+        };
+        let all = warp::shfl(warp::warp_id(), 0);
+        let (share, warp) = (all / variant.warps as u32, all % variant.warps as u32);
+        Self { warp, share, matrix, run, rows: Strided::of(a.rows, matrix, rows), slice, first, end }
     }
 
+    /// Tile `t` of this warp; it may lie past the last.
     #[inline(always)]
-    fn unit(&self, index: u32) -> Unit {
-        let (rest, run) = (math::div(index, self.runs), math::rem(index, self.runs));
-        let (matrix, block) = (math::div(rest, self.a.row_blocks), math::rem(rest, self.a.row_blocks));
-        Unit { matrix, run, rows: Strided::of(self.a.rows, matrix, block) }
+    fn tile(&self, variant: Wide, t: usize) -> u32 {
+        (self.run * variant.warps as u32 + self.warp) * variant.nt as u32 + t as u32
     }
 }
 
-/// The stage that is filled next.
+/// The weights of the stage that is filled next.
 #[derive(Clone, Copy)]
-struct Ahead<const NT: usize> {
-    /// The unit of the stage that was filled last, or one past the last unit.
-    index: u32,
-    /// Its next chunk.
-    chunk: u32,
-    sources: Sources<NT>,
-    /// The element of x that this thread copies first of chunk 0.
-    x: usize,
+struct Weights<const NT: usize> {
+    /// The chunk of each tile, among all of the weights.
+    chunk: [u32; NT],
+    /// Chunks that are left.
+    left: u32,
 }
 
-/// What a call of [`Ahead::fill`] copies: weights may come before what the last launch wrote, x may not.
-const WEIGHTS: u32 = 1;
-const X: u32 = 2;
-
-impl<const NT: usize> Ahead<NT> {
+impl<const NT: usize> Weights<NT> {
     #[inline(always)]
-    fn of<F: Format, const MT: usize>(all: &All, index: u32) -> Self {
-        let (unit, shape) = (all.unit(index), all.a.shape);
-        let mut sources = [Global::EMPTY; NT];
+    fn of(a: &StreamArgs, variant: Wide, unit: &Unit) -> Self {
+        let mut chunk = [0; NT];
         unroll!(t in 0 1 2 3 below NT; {
             // Tiles past the last are read as the last and never stored.
-            let tile = (unit.run * WARPS + warp::warp_id()) * NT as u32 + t as u32;
-            let tile = tile.min(shape.n.div_ceil(TILE_N as u32) - 1);
-            let at = chunk_index(unit.matrix, shape.n, shape.k, tile, 0) as usize * F::TILE_WORDS;
-            sources[t] = all.a.weights.slice(at, all.chunks as usize * F::TILE_WORDS);
+            let tile = unit.tile(variant, t).min(a.shape.n.div_ceil(TILE_N as u32) - 1);
+            chunk[t] = chunk_index(unit.matrix, a.shape.n, a.shape.k, tile, unit.first);
         });
-        let Lane { g, c } = Lane::this();
-        let row = (warp::warp_id() as usize % MT * TILE_M + g).min(unit.rows.count() - 1);
-        Self { index, chunk: 0, sources, x: unit.rows.x(row) + c * LANE_K }
+        Self { chunk, left: unit.end - unit.first }
     }
 
-    /// Starts filling stage `stage` with what comes next, if anything does.
+    /// Starts filling a stage with what comes next, if anything does. Of the warps with the same tiles the first does
+    /// it.
     #[inline(always)]
-    fn fill<F: Format, const MT: usize, const CHUNKS: usize, const DEPTH: usize, const WHAT: u32>(
+    fn fill<F: Format, const CHUNKS: usize, const DEPTH: usize>(
         &mut self,
-        all: &All,
+        a: &StreamArgs,
+        unit: &Unit,
         ring: Ring<NT, DEPTH>,
-        x: Shared<bf16>,
         stage: u32,
     ) {
-        if self.chunk == all.chunks {
-            let next = self.index + thread::grid_dim_x();
-            if next >= all.units {
-                ring.skip();
-                close_group();
-                return;
-            }
-            *self = Self::of::<F, MT>(all, next);
+        let count = self.left.min(CHUNKS as u32);
+        if count == 0 {
+            return ring.skip();
         }
-        let count = (all.chunks - self.chunk).min(CHUNKS as u32);
-        if WHAT & X != 0 {
-            let elems = CHUNKS * STEPS * MT * SPAN;
-            let to = x.slice(stage as usize * elems, elems);
-            // Spans of 8 rows and 32 k, one a warp and turn; a warp's are always of the same rows.
-            unroll!(turn in 0 1 2 3; {
-                let span = turn * WARPS as usize + warp::warp_id() as usize;
-                let step = span / MT;
-                if turn * (WARPS as usize) < CHUNKS * STEPS * MT && step < count as usize * STEPS {
-                    let k = self.chunk as usize * CHUNK_K + step * STEP_K;
-                    // Zeros past the last k: the weights are zero there, and so must x be, or a NaN would come in.
-                    let inside = k + Lane::this().c * LANE_K < all.a.shape.k as usize;
-                    let at = span * SPAN + warp::lane_id() as usize * LANE_K;
-                    cp_async_16_or_zero(to, at, all.a.x, self.x + k, inside);
-                }
-            });
-        }
-        if WHAT & WEIGHTS != 0 {
-            ring.fill(stage, self.sources, count * F::TILE_WORDS as u32);
+        let mut sources = [Global::EMPTY; NT];
+        unroll!(t in 0 1 2 3 below NT; {
+            let (at, words) = (self.chunk[t] as usize * F::TILE_WORDS, count as usize * F::TILE_WORDS);
+            sources[t] = a.weights.slice(at, words);
+            self.chunk[t] += count;
+        });
+        if unit.share == 0 {
+            ring.fill(stage, sources, count * F::TILE_WORDS as u32);
         } else {
             ring.skip();
         }
-        close_group();
-        self.chunk += count;
-        let rest = (all.chunks - self.chunk) as usize * F::TILE_WORDS;
-        let words = count as usize * F::TILE_WORDS;
-        unroll!(t in 0 1 2 3 below NT; { self.sources[t] = self.sources[t].slice(words, rest) });
+        self.left -= count;
+    }
+}
+
+/// The x of the stage that is filled next.
+#[derive(Clone, Copy)]
+struct Inputs {
+    /// Where what this thread copies begins, in runs of [`LANE_K`]: of the rows of even and of odd turns.
+    rows: [u32; 2],
+    /// Values of k that are left, from those on which this thread copies first.
+    left: u32,
+    /// Where it copies them in a stage.
+    to: usize,
+}
+
+impl Inputs {
+    #[inline(always)]
+    fn of(a: &StreamArgs, variant: Wide, unit: &Unit) -> Self {
+        let (Lane { g, c }, warp) = (Lane::this(), (unit.share as usize * variant.warps) + unit.warp as usize);
+        let (warps, tiles) = (variant.copiers(), variant.row_tiles());
+        // With more warps than tiles of rows, warps begin at different steps.
+        let step = if warps > tiles { warp / tiles } else { 0 };
+        let k = unit.first as usize * CHUNK_K + step * STEP_K + c * LANE_K;
+        let row = |turn: usize| {
+            let row = ((turn * warps + warp) % tiles * TILE_M + g).min(unit.rows.count() - 1);
+            ((unit.rows.x(row) + k) / LANE_K) as u32
+        };
+        Self {
+            rows: [row(0), row(1)],
+            left: (a.shape.k as usize).saturating_sub(k) as u32,
+            to: warp * SPAN + warp::lane_id() as usize * LANE_K,
+        }
+    }
+
+    /// Starts copying what belongs to a stage. Zeros past the last k: the weights are zero there, and so must x be, or
+    /// a NaN would come in.
+    #[inline(always)]
+    fn fill(&mut self, a: &StreamArgs, variant: Wide, x: Shared<bf16>, stage: u32) {
+        let (warps, tiles, elems) = (variant.copiers(), variant.row_tiles(), variant.x_elems());
+        let spans = variant.chunks * STEPS * tiles;
+        let to = x.slice(stage as usize * elems, elems);
+        let copies = warps == variant.all() || self.to < warps * SPAN;
+        unroll!(turn in 0 1 2 3 4 5 6 7; {
+            let at = self.to + turn * warps * SPAN;
+            if turn * warps < spans && copies && ((turn + 1) * warps <= spans || at < elems) {
+                let k = turn * warps / tiles * STEP_K;
+                let from = self.rows[turn % 2] as usize * LANE_K + k;
+                cp_async_16_or_zero(to, at, a.x, from, k < self.left as usize);
+            }
+        });
+        let step = variant.chunks * CHUNK_K;
+        self.left = self.left.saturating_sub(step as u32);
+        self.rows = self.rows.map(|row| row + (step / LANE_K) as u32);
     }
 }
 
@@ -197,52 +282,84 @@ pub fn close_group() {
 /// A warp's sums.
 pub type Accumulators<const NT: usize, const MT: usize> = [[[f32; FRAGMENT]; MT]; NT];
 
-/// Adds the products of one chunk: the `i`th of the stage in `held` and `x`.
+/// Adds the products of one chunk: the `i`th of the stage in `held` and `x`, where a step has `spans` tiles of rows.
 #[inline(always)]
 pub fn multiply<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize>(
     held: Shared<u32>,
-    x: Shared<bf16>,
+    (x, spans): (Shared<bf16>, usize),
     i: usize,
     sums: &mut Accumulators<NT, MT>,
 ) {
     let lane = Lane::this();
-    let mut tile = [F::load(held, i * F::TILE_WORDS, lane); NT];
-    unroll!(t in 1 2 3 below NT; { tile[t] = F::load(held, (t * CHUNKS + i) * F::TILE_WORDS, lane) });
+    let load = |t: usize| F::load(held, (t * CHUNKS + i) * F::TILE_WORDS, lane);
+    let mut tile = [load(0); NT];
+    unroll!(t in 1 2 3 below NT; { tile[t] = load(t) });
     unroll!(step in 0 1; {
-        let mut operands = [F::operands(&tile[0], step); NT];
-        unroll!(t in 1 2 3 below NT; { operands[t] = F::operands(&tile[t], step) });
-        // No test for rows past the last: their products cost less than what a branch does to the order.
-        unroll!(first in 0 4 below MT; {
-            group::<F, NT, MT>(&tile, operands, step, x.slice(i * STEPS * MT * SPAN, STEPS * MT * SPAN), first, sums);
-        });
+        if MT > GROUP && step > 0 {
+            apart();
+        }
+        let of_chunk = x.slice(i * STEPS * spans * SPAN, ((STEPS - 1) * spans + MT) * SPAN);
+        multiply_step::<F, NT, MT>(&tile, step, (of_chunk, step * spans), sums);
     });
 }
 
-/// Tiles of rows whose products are under way together.
+/// Keeps reads apart: with many rows, operands of all would be read first, and registers would hold fewer sums.
+#[inline(always)]
+fn apart() {
+    if !EMULATED {
+        warp::sync_warp();
+    }
+}
+
+/// Adds the products of one step: the weights of step `step` of `tile`, and x of the step.
+#[inline(always)]
+fn multiply_step<F: Format, const NT: usize, const MT: usize>(
+    tile: &[F::Chunk; NT],
+    step: usize,
+    (x, span): (Shared<bf16>, usize),
+    sums: &mut Accumulators<NT, MT>,
+) {
+    let mut operands = [F::operands(&tile[0], step); NT];
+    unroll!(t in 1 2 3 below NT; { operands[t] = F::operands(&tile[t], step) });
+    // No test for rows past the last: their products cost less than what a branch does to the order.
+    unroll!(at in 0 1 2 3 4 5 6 7; {
+        let first = at * together(NT);
+        if first < MT {
+            group::<F, NT, MT>(tile, operands, step, (x, span), first, sums);
+        }
+    });
+}
+
+/// Fragments of products that are under way together, at least.
 const GROUP: usize = 4;
 
-/// Adds the products of a step with tiles of rows `first ..`, up to [`GROUP`] of them.
+/// Tiles of rows of them, with `nt` tiles of weights.
+const fn together(nt: usize) -> usize {
+    GROUP / nt
+}
+
+/// Adds the products of a step with tiles of rows `first ..`, as many as are under way [`together`].
 #[inline(always)]
 fn group<F: Format, const NT: usize, const MT: usize>(
     tile: &[F::Chunk; NT],
     operands: [[[u32; 4]; 2]; NT],
     step: usize,
-    x: Shared<bf16>,
+    (x, span): (Shared<bf16>, usize),
     first: usize,
     sums: &mut Accumulators<NT, MT>,
 ) {
     let mut products = [[[0.0; FRAGMENT]; GROUP]; NT];
     let mut read = [[0; 4]; GROUP];
     unroll!(m in 0 1 2 3; {
-        if first + m < MT {
-            read[m] = x.ld16((step * MT + first + m) * SPAN + Lane::this().index() * LANE_K);
+        if m < together(NT) && first + m < MT {
+            read[m] = x.ld16((span + first + m) * SPAN + Lane::this().index() * LANE_K);
         }
     });
     // The first halves of all, then the second: each product waits for its own first half alone.
     unroll!(half in 0 1; {
         unroll!(m in 0 1 2 3; {
             unroll!(t in 0 1 2 3 below NT; {
-                if first + m < MT {
+                if m < together(NT) && first + m < MT {
                     if cfg!(target_arch = "nvptx64") {
                         let b = [read[m][2 * half], read[m][2 * half + 1]];
                         mma::mma_m16n8k16(&mut products[t][m], operands[t][half], b);
@@ -256,86 +373,168 @@ fn group<F: Format, const NT: usize, const MT: usize>(
     });
     unroll!(m in 0 1 2 3; {
         unroll!(t in 0 1 2 3 below NT; {
-            if first + m < MT {
+            if m < together(NT) && first + m < MT {
                 F::fold(&tile[t], step, products[t][m], &mut sums[t][first + m]);
             }
         });
     });
 }
 
-/// Puts a unit's products in their places.
+/// Puts a fragment of products, of tile `tile` of weights and tile `m` of rows, in its place.
 #[inline(always)]
-fn finish<F: Format, const NT: usize, const MT: usize>(a: &StreamArgs, unit: Unit, sums: Accumulators<NT, MT>) {
-    // Or places of products would be worked out ahead of the loop over k, and held in registers that it needs.
+fn put<F: Format>(a: &StreamArgs, rows: Strided, tile: usize, m: usize, lane: Lane, sums: [f32; FRAGMENT]) {
+    let count = thread::opaque(rows.count() as u32) as usize;
+    unroll!(i in 0 1 2 3; {
+        let n = tile * TILE_N + lane.g + i / 2 * TILE_M;
+        let row = m * TILE_M + 2 * lane.c + i % 2;
+        if row < count && n < a.shape.n as usize {
+            let (to, sum) = (rows.y(row) + n, sums[i] * F::UNIT);
+            a.y.set(to, if a.rows.accumulate != 0 { a.y.get(to) + sum } else { sum });
+        }
+    });
+}
+
+/// The lane's place, worked out anew: places of products would else be worked out ahead of the loop over k, and held in
+/// registers that it needs.
+#[inline(always)]
+fn lane_again() -> Lane {
     let index = thread::opaque(warp::lane_id()) as usize;
-    let (lane, count) = (Lane { g: index / 4, c: index % 4 }, thread::opaque(unit.rows.count() as u32) as usize);
+    Lane { g: index / 4, c: index % 4 }
+}
+
+/// Puts a warp's products in their places.
+#[inline(always)]
+fn finish<F: Format, const NT: usize, const MT: usize>(
+    a: &StreamArgs,
+    variant: Wide,
+    unit: &Unit,
+    sums: Accumulators<NT, MT>,
+) {
+    let lane = lane_again();
     unroll!(t in 0 1 2 3 below NT; {
-        let tile = (unit.run as usize * WARPS as usize + warp::warp_id() as usize) * NT + t;
         unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
-            unroll!(i in 0 1 2 3; {
-                let n = tile * TILE_N + lane.g + i / 2 * TILE_M;
-                let row = m * TILE_M + 2 * lane.c + i % 2;
-                if row < count && n < a.shape.n as usize {
-                    let (to, sum) = (unit.rows.y(row) + n, sums[t][m][i] * F::UNIT);
-                    a.y.set(to, if a.rows.accumulate != 0 { a.y.get(to) + sum } else { sum });
-                }
-            });
+            put::<F>(a, unit.rows, unit.tile(variant, t) as usize, unit.share as usize * MT + m, lane, sums[t][m]);
         });
     });
 }
 
-/// One block's units.
+/// Adds the slices of the blocks of a cluster, each of which puts a share of the products in their places.
 #[inline(always)]
-pub fn run<F: Format, const NT: usize, const MT: usize, const CHUNKS: usize, const DEPTH: usize>(a: StreamArgs) {
-    let variant = Wide { nt: NT, mt: MT, chunks: CHUNKS, depth: DEPTH, blocks: 1 };
-    let of_ring = variant.ring(F::TILE_WORDS);
-    let ring = Ring::<NT, DEPTH>::new(warp::warp_id() as usize * of_ring, CHUNKS * F::TILE_WORDS);
-    let x = dynamic_shared::<bf16>((WARPS as usize * of_ring) as u32, (DEPTH * variant.x_elems()) as u32);
-    let all = All::of(a, variant);
+fn exchange<F: Format, const NT: usize, const MT: usize>(
+    a: &StreamArgs,
+    variant: Wide,
+    unit: &Unit,
+    sums: Accumulators<NT, MT>,
+) {
+    let (lane, own, words) = (lane_again(), variant.own(), variant.exchange());
+    let buffer = dynamic_shared::<u32>(variant.barriers() as u32, words as u32);
+    let warp = (unit.share as usize * variant.warps) + unit.warp as usize;
+    let at = |slice: u32, i: usize| {
+        ((slice as usize * variant.all() + warp) * own + i) * TILE_SUMS + lane.index() * FRAGMENT
+    };
+    // All have read their last stage.
+    cluster::meet();
+    unroll!(t in 0 1 2 3 below NT; {
+        unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
+            let (to, i) = ((t * MT + m) / own, (t * MT + m) % own);
+            cluster::st16(buffer, at(unit.slice, i), sums[t][m].map(f32::to_bits), to as u32);
+        });
+    });
+    cluster::sync();
+    unroll!(i in 0 1 2 3 below own; {
+        let fragment = unit.slice as usize * own + i;
+        if fragment < NT * MT {
+            let mut total = buffer.ld16(at(0, i)).map(f32::from_bits);
+            unroll!(slice in 1 2 3 4 5 6 7; {
+                if (slice as u32) < a.shape.k_split {
+                    let sum = buffer.ld16(at(slice as u32, i)).map(f32::from_bits);
+                    unroll!(j in 0 1 2 3; { total[j] += sum[j] });
+                }
+            });
+            let tile = unit.tile(variant, 0) as usize + fragment / MT;
+            put::<F>(a, unit.rows, tile, unit.share as usize * MT + fragment % MT, lane, total);
+        }
+    });
+}
 
-    let mut index = thread::block_idx_x();
-    let mut ahead = Ahead::of::<F, MT>(&all, index);
-    let mut behind = ahead;
+/// A block's unit: with all of k, slices in turn, or a slice of it.
+#[inline(always)]
+pub fn run<
+    F: Format,
+    const W: usize,
+    const SHARES: usize,
+    const NT: usize,
+    const MT: usize,
+    const CHUNKS: usize,
+    const DEPTH: usize,
+    const TURNS: bool,
+>(
+    a: StreamArgs,
+) {
+    let variant = Wide { warps: W, shares: SHARES, nt: NT, mt: MT, chunks: CHUNKS, depth: DEPTH, blocks: 1 };
+    let unit = Unit::this::<TURNS>(&a, variant);
+    let warp = unit.warp as usize;
+    let x = dynamic_shared::<bf16>(variant.barriers() as u32, (DEPTH * variant.x_elems()) as u32);
+    let stages = variant.barriers() + variant.x_bytes() + warp * variant.ring(F::TILE_WORDS);
+    let barriers = warp * barrier_bytes(DEPTH);
+    let ring = Ring::<NT, DEPTH>::apart([barriers, stages], CHUNKS * F::TILE_WORDS, unit.share == 0);
+    let mut weights = Weights::<NT>::of(&a, variant, &unit);
     unroll!(stage in 0 1 2 3 4 5 6 7 below DEPTH - 1; {
-        ahead.fill::<F, MT, CHUNKS, DEPTH, WEIGHTS>(&all, ring, x, stage as u32);
+        weights.fill::<F, CHUNKS, DEPTH>(&a, &unit, ring, stage as u32);
     });
     thread::wait_for_previous();
     thread::start_next();
+    let mut inputs = Inputs::of(&a, variant, &unit);
     unroll!(stage in 0 1 2 3 4 5 6 7 below DEPTH - 1; {
-        behind.fill::<F, MT, CHUNKS, DEPTH, X>(&all, ring, x, stage as u32);
+        if unit.first + ((stage * CHUNKS) as u32) < unit.end {
+            inputs.fill(&a, variant, x, stage as u32);
+        }
+        ring.skip();
+        close_group();
     });
+    if SHARES > 1 {
+        // Barriers are there before another warp waits at them.
+        thread::sync_threads();
+    }
+    // Adding to minus zero changes nothing.
+    let mut total = [[[-0.0; FRAGMENT]; MT]; NT];
+    let mut sums = [[[0.0; FRAGMENT]; MT]; NT];
+    let (mut chunk, mut slice, mut border) = (unit.first, 1, slice_start(a.shape, 1));
     let mut stage = Stage::FIRST;
     let mut free = DEPTH as u32 - 1;
-    while index < all.units {
-        // Adding to minus zero changes nothing.
-        let mut total = [[[-0.0; FRAGMENT]; MT]; NT];
-        let mut sums = [[[0.0; FRAGMENT]; MT]; NT];
-        let (mut chunk, mut slice, mut border) = (0, 1, slice_start(a.shape, 1));
-        while chunk < all.chunks {
-            wait_groups::<DEPTH>();
-            ring.wait(stage);
-            // All threads have seen the stage, and all have read the one that is filled now.
-            thread::sync_threads();
-            ahead.fill::<F, MT, CHUNKS, DEPTH, { WEIGHTS | X }>(&all, ring, x, free);
-            let held = ring.stage(stage.index);
-            let of_stage = x.slice(stage.index as usize * variant.x_elems(), variant.x_elems());
-            unroll!(i in 0 1 2 3 below CHUNKS; {
-                if chunk < all.chunks {
-                    if chunk == border {
-                        add(&mut total, &mut sums);
-                        slice += 1;
-                        border = slice_start(a.shape, slice);
-                    }
-                    multiply::<F, NT, MT, CHUNKS>(held, of_stage, i, &mut sums);
-                    chunk += 1;
-                }
-            });
-            free = stage.index;
-            stage = stage.next::<DEPTH>();
+    while chunk < unit.end {
+        wait_groups::<DEPTH>();
+        ring.wait(stage);
+        // All threads have seen the stage, and all have read the one that is filled now.
+        thread::sync_threads();
+        if weights.left > 0 {
+            inputs.fill(&a, variant, x, free);
         }
+        weights.fill::<F, CHUNKS, DEPTH>(&a, &unit, ring, free);
+        close_group();
+        let held = ring.stage(stage.index);
+        let skip = unit.share as usize * MT * SPAN;
+        let of_stage = x.slice(stage.index as usize * variant.x_elems() + skip, variant.x_elems() - skip);
+        let rows = (of_stage, variant.row_tiles());
+        unroll!(i in 0 1 2 3 below CHUNKS; {
+            if i == 0 || chunk + (i as u32) < unit.end {
+                if TURNS && chunk + i as u32 == border {
+                    add(&mut total, &mut sums);
+                    slice += 1;
+                    border = slice_start(a.shape, slice);
+                }
+                multiply::<F, NT, MT, CHUNKS>(held, rows, i, &mut sums);
+            }
+        });
+        chunk += CHUNKS as u32;
+        free = stage.index;
+        stage = stage.next::<DEPTH>();
+    }
+    if TURNS {
         add(&mut total, &mut sums);
-        finish::<F, NT, MT>(&a, all.unit(thread::opaque(index)), total);
-        index += thread::grid_dim_x();
+        finish::<F, NT, MT>(&a, variant, &unit, total);
+    } else {
+        exchange::<F, NT, MT>(&a, variant, &unit, sums);
     }
 }
 

@@ -16,7 +16,7 @@ use std::thread::{self, ThreadId};
 use cust::event::EventFlags;
 use cust::sys;
 
-use super::{DeviceError, Dims, Info, Result, libcuda};
+use super::{DeviceError, Dims, How, Info, Result, libcuda};
 use card::{Card, cust_call, sys_call};
 use staging::{STAGED_FROM, Staging};
 
@@ -108,6 +108,11 @@ impl CudaDevice {
             l2: Some(u64::from(facts.l2)),
             max_shared: facts.max_shared,
         }
+    }
+
+    /// Whether the loaded kernels know clusters.
+    pub fn has_clusters(&self) -> bool {
+        self.card.target != "sm_80"
     }
 
     /// Whether this thread records a graph.
@@ -208,9 +213,8 @@ impl CudaDevice {
         })
     }
 
-    /// Queues `kernel`; `args` points to its argument struct, which the driver copies. `overlap`: it may start before
-    /// the launch before it has ended, where device and driver can do that.
-    pub fn launch(&self, kernel: &'static str, dims: Dims, args: *const c_void, overlap: bool) -> Result<()> {
+    /// Queues `kernel`; `args` points to its argument struct, which the driver copies.
+    pub fn launch(&self, kernel: &'static str, dims: Dims, args: *const c_void, how: How) -> Result<()> {
         let threads = dims.block.iter().map(|&n| u64::from(n)).product::<u64>();
         if threads == 0 || threads > MAX_THREADS || !threads.is_multiple_of(WARP) {
             let what = format!("{threads} threads a block; whole warps up to {MAX_THREADS} are possible");
@@ -225,10 +229,11 @@ impl CudaDevice {
             let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
             let mut params = [args.cast_mut()];
             let (params, extra) = (params.as_mut_ptr(), std::ptr::null_mut());
-            if overlap && card.overlaps {
+            let overlap = how.overlap && card.overlaps;
+            if overlap || how.cluster > 1 {
                 let dims = (dims.grid, dims.block, dims.shared);
                 // SAFETY: as below; `Device::launch_overlapping` passes kernels that wait.
-                let code = unsafe { libcuda::launch_overlapping(function, dims, stream, params) };
+                let code = unsafe { libcuda::launch_ex(function, dims, (overlap, how.cluster), stream, params) };
                 return sys_call("cuLaunchKernelEx", code).map_err(|error| card::of_launch(error, kernel, of));
             }
             // SAFETY: the kernel takes one struct, and `Device::launch` passes one of the type that its descriptor has.

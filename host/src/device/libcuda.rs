@@ -140,13 +140,20 @@ driver! {
 /// The driver's `cuLaunchKernelEx`, which only newer ones have.
 static LAUNCH_EX: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// `CUlaunchAttribute` with the one value that is used here; the driver's is a union of 64 bytes.
+/// `CUlaunchAttribute` with the values that are used here, up to three integers; the driver's is a union of 64 bytes.
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct LaunchAttribute {
     id: c_uint,
     pad: [u8; 4],
-    value: c_int,
-    rest: [u8; 60],
+    value: [c_uint; 3],
+    rest: [u8; 52],
+}
+
+impl LaunchAttribute {
+    fn new(id: c_uint, value: [c_uint; 3]) -> Self {
+        Self { id, pad: [0; 4], value, rest: [0; 52] }
+    }
 }
 
 /// `CUlaunchConfig`.
@@ -160,22 +167,26 @@ struct LaunchConfig {
     count: c_uint,
 }
 
-/// Whether [`launch_overlapping`] can be called.
-pub(super) fn can_overlap() -> bool {
+/// Whether [`launch_ex`] can be called.
+pub(super) fn has_launch_ex() -> bool {
     !LAUNCH_EX.load(Ordering::Acquire).is_null()
 }
 
-/// `cuLaunchKernelEx` of a launch that may start before the one before it has ended.
+/// `cuLaunchKernelEx`, of a launch in clusters of `cluster` blocks along x, which with `overlap` may start before the
+/// one before it has ended.
 ///
 /// # Safety
-/// As `cuLaunchKernel`, with `params` the kernel's one argument; and the kernel waits before it touches what the launch
-/// before it writes.
-pub(super) unsafe fn launch_overlapping(
+/// As `cuLaunchKernel`, with `params` the kernel's one argument; with `overlap` the kernel waits before it touches what
+/// the launch before it writes.
+pub(super) unsafe fn launch_ex(
     function: CUfunction,
     (grid, block, shared): ([c_uint; 3], [c_uint; 3], c_uint),
+    (overlap, cluster): (bool, c_uint),
     stream: CUstream,
     params: *mut *mut c_void,
 ) -> CUresult {
+    /// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`.
+    const CLUSTER: c_uint = 4;
     /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`.
     const OVERLAP: c_uint = 6;
     type Launch = unsafe extern "C" fn(*const LaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void) -> c_int;
@@ -183,8 +194,10 @@ pub(super) unsafe fn launch_overlapping(
     if at.is_null() {
         return CUresult::CUDA_ERROR_NOT_INITIALIZED;
     }
-    let mut attribute = LaunchAttribute { id: OVERLAP, pad: [0; 4], value: 1, rest: [0; 60] };
-    let config = LaunchConfig { grid, block, shared, stream, attributes: &mut attribute, count: 1 };
+    let mut attributes =
+        [LaunchAttribute::new(OVERLAP, [overlap as c_uint, 0, 0]), LaunchAttribute::new(CLUSTER, [cluster, 1, 1])];
+    let count = if cluster > 1 { 2 } else { 1 };
+    let config = LaunchConfig { grid, block, shared, stream, attributes: attributes.as_mut_ptr(), count };
     // SAFETY: the driver's function of this name, with the arguments that CUDA's header gives it.
     let call = unsafe { std::mem::transmute::<*mut c_void, Launch>(at) };
     // SAFETY: the caller's; the configuration outlives the call.

@@ -64,6 +64,15 @@ pub struct Info {
     pub max_shared: u32,
 }
 
+/// What a launch may do beside running its blocks after the launch before it.
+#[derive(Clone, Copy)]
+struct How {
+    /// Start before the launch before it has ended, where device and driver can do that.
+    overlap: bool,
+    /// Blocks of a cluster.
+    cluster: u32,
+}
+
 /// A device and its one in-order queue. Cheap to clone.
 #[derive(Clone)]
 pub struct Device(Arc<Backend>);
@@ -192,7 +201,7 @@ impl Device {
     /// Views in `args` must be of live buffers of this device and the dimensions those of the kernel's contract: the
     /// launchers in `kernels/` and `linear/` check them. On the CPU device the launch has ended on return.
     pub fn launch<A: Copy + Send + Sync + 'static>(&self, kernel: &Kernel<A>, dims: Dims, args: A) -> Result<()> {
-        self.queue(kernel, dims, args, false)
+        self.queue(kernel, dims, args, How { overlap: false, cluster: 1 })
     }
 
     /// As [`Self::launch`], of a kernel that may start before the launch before it has ended: it calls
@@ -203,16 +212,29 @@ impl Device {
         dims: Dims,
         args: A,
     ) -> Result<()> {
-        self.queue(kernel, dims, args, true)
+        self.queue(kernel, dims, args, How { overlap: true, cluster: 1 })
     }
 
-    fn queue<A: Copy + Send + Sync + 'static>(
+    /// Whether [`Self::launch_clusters`] can be called: from sm_90 on.
+    pub fn has_clusters(&self) -> bool {
+        match &*self.0 {
+            Backend::Cpu(_) => false,
+            Backend::Cuda(d) => d.has_clusters(),
+        }
+    }
+
+    /// As [`Self::launch_overlapping`], with `cluster` blocks along x together in a cluster.
+    pub fn launch_clusters<A: Copy + Send + Sync + 'static>(
         &self,
         kernel: &Kernel<A>,
         dims: Dims,
+        cluster: u32,
         args: A,
-        overlap: bool,
     ) -> Result<()> {
+        self.queue(kernel, dims, args, How { overlap: true, cluster })
+    }
+
+    fn queue<A: Copy + Send + Sync + 'static>(&self, kernel: &Kernel<A>, dims: Dims, args: A, how: How) -> Result<()> {
         if dims.grid.contains(&0) {
             return Ok(());
         }
@@ -220,7 +242,7 @@ impl Device {
         LAUNCHED.with_borrow_mut(|names| names.insert(kernel.name()));
         match &*self.0 {
             Backend::Cpu(d) => d.launch(kernel, dims, args),
-            Backend::Cuda(d) => d.launch(kernel.name(), dims, (&raw const args).cast(), overlap),
+            Backend::Cuda(d) => d.launch(kernel.name(), dims, (&raw const args).cast(), how),
         }
     }
 

@@ -3,7 +3,7 @@
 use cuda_std::{GlobalMut, Kernel};
 use gpu::args::linear::{DenseRows, GemmArgs, GemmShape, StreamArgs, StreamShape};
 use gpu::kernels::gemm_f32::GEMM_F32;
-use gpu::kernels::stream::{LANE_K, TILE_N};
+use gpu::kernels::stream::{LANE_K, MAX_SPLIT, TILE_N};
 
 use super::plan::Plan;
 use super::tiled::{self, Many, Tiles};
@@ -71,7 +71,7 @@ impl Product<'_> {
             _ => rows_inside || apart(y_stride, y_batch, rows),
         };
         contract(name, apart, || format!("{}: y strides {y_stride} and {y_batch} overlap", what()))?;
-        let fits = [rows, plan.units, x_stride, y_stride].iter().all(|&size| size <= i32::MAX as usize)
+        let fits = [rows, plan.units * MAX_SPLIT, x_stride, y_stride].iter().all(|&size| size <= i32::MAX as usize)
             && (weight.format() != Format::F32
                 || n.div_ceil(TILE_N * plan.tiles_per_block) <= MAX_GRID && batch <= MAX_GRID);
         contract(name, fits, || format!("{}: more than a grid can hold", what()))
@@ -131,8 +131,12 @@ impl Product<'_> {
             batch: plan.batch as u32,
             row_blocks: plan.row_blocks() as u32,
         };
-        let dims =
+        let mut dims =
             if matches!(plan.variant, Some(Variant::Tiled(_))) { tiled::dims_of(&plan) } else { plan.dims(device) };
+        if device.has_clusters() && plan.variant.is_some_and(Variant::splits) {
+            dims.grid[0] *= MAX_SPLIT as u32;
+            return device.launch_clusters(entry, dims, MAX_SPLIT as u32, args);
+        }
         device.launch_overlapping(entry, dims, args)
     }
 }

@@ -17,7 +17,7 @@ use gpu::kernels::{gemm_bf16, gemm_w4a16};
 use super::grouped::ExpertPool;
 use super::pool::Kind;
 use super::tiled::{self, Tiles};
-use super::variant::{Tiling, Variant};
+use super::variant::{Kernels, Tiling, Variant};
 use super::{ExpertWeights, Format, HostWeight, ScaleType, Weight};
 use crate::device::{Device, Dims};
 
@@ -45,7 +45,7 @@ pub struct Plan {
     pub k: usize,
     /// Rows of x; of a grouped product, pairs.
     pub rows: usize,
-    /// Slices of k that are summed apart, by one warp each.
+    /// Slices of k that are summed apart, by one warp each, or one block of a cluster.
     pub k_split: usize,
     /// Tiles of 16 weight rows that a block owns at a time.
     pub tiles_per_block: usize,
@@ -176,7 +176,7 @@ pub(super) fn gate_up_entry(kind: Kind, sorting: Sorting) -> Option<&'static Ker
 /// The kernel that multiplies gate and up of dense rows together, where there is one for so many.
 pub(super) fn gated_entry(kind: Kind, n: usize, rows: usize) -> Option<&'static Kernel<GatedArgs>> {
     // It divides its work as `M8` does.
-    match (Variant::of(kind, n, rows)?, kind) {
+    match (Variant::of(kind, [n, CHUNK_K], rows, Kernels::Plain)?, kind) {
         (Variant::M8 | Variant::M8Few, Kind::Bf16) => Some(&gemm_bf16::GATED_GEMM_BF16),
         (Variant::M8 | Variant::M8Few, Kind::W4a16(ScaleType::Bf16)) => Some(&gemm_w4a16::GATED_GEMM_W4A16),
         _ => None,
@@ -188,9 +188,9 @@ pub fn gated_kernel(weight: &HostWeight) -> Option<&'static str> {
     gated_entry(Kind::of(&weight.data), weight.n, 1).map(Kernel::name)
 }
 
-/// The kernel that multiplies `rows` rows with such a weight.
+/// The kernel that multiplies `rows` rows with such a weight, on a device without clusters.
 pub fn kernel(weight: &HostWeight, rows: usize) -> &'static str {
-    let variant = Variant::of(Kind::of(&weight.data), weight.n, rows);
+    let variant = Variant::of(Kind::of(&weight.data), [weight.n, weight.k], rows, Kernels::Plain);
     variant.and_then(|variant| variant.kernel(weight)).unwrap_or(GEMM_F32.name())
 }
 
@@ -210,12 +210,12 @@ impl Plan {
         let tiles = Tiles::Warpgroups;
         let fast = fast && rows > STREAMED_ROWS_FAST && tiles.runs_on(device) && tiles.takes(weight);
         let plan = if fast { Self::by(weight, rows, Variant::Tiled(tiles)) } else { None };
-        plan.unwrap_or_else(|| Self::as_few(weight, rows))
+        plan.unwrap_or_else(|| Self::as_few(device, weight, rows))
     }
 
-    fn as_few(weight: &Weight, rows: usize) -> Self {
+    fn as_few(device: &Device, weight: &Weight, rows: usize) -> Self {
         let (kind, n, k) = (weight.pool().kind, weight.n(), weight.k());
-        Variant::of(kind, n, rows)
+        Variant::of(kind, [n, k], rows, Kernels::of(device))
             .and_then(|variant| Self::by(weight, rows, variant))
             .unwrap_or_else(|| Self::of_f32(GEMM_F32.name(), weight.format(), n, k).rows(weight, rows, None, TILE_M))
     }
@@ -229,10 +229,10 @@ impl Plan {
             Tiling::Stream(stream) => {
                 (Self::streamed(kernel, format, [n, k, k_split], stream, stream.nt, words), stream.mt * TILE_M)
             }
-            Tiling::Wide(wide) => {
+            Tiling::Wide(wide) | Tiling::Split(wide) => {
                 let (tiles, shared) = (wide.rows() / TILE_N, wide.shared_bytes(words));
-                let plan = Self::one(kernel, format, n, k, k_split, tiles, stream::THREADS, shared);
-                (Self { resident: wide.blocks, ..plan }, wide.mt * TILE_M)
+                let plan = Self::one(kernel, format, n, k, k_split, tiles, wide.threads(), shared);
+                (Self { resident: ALL, ..plan }, wide.mt * TILE_M)
             }
             Tiling::Tiled(tiles) => {
                 let (own, rows_per_block, shared) = tiles.block(kind, words);
@@ -423,9 +423,13 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Self { batch, rows, n, k, k_split, tiles_per_block, rows_per_block, units, block, .. } = *self;
         let tile = tiles_per_block * TILE_N;
-        // Slices go to different warps, or each warp takes them in turn.
+        // Slices go to different warps or blocks, or each warp takes them in turn.
         let in_turn = self.in_turn || self.variant.is_some_and(Variant::in_turn);
-        let (by, of) = if in_turn { ("in", "slices") } else { ("over", "warps") };
+        let (by, of) = match self.variant.is_some_and(Variant::splits) {
+            true => ("over", "blocks"),
+            false if in_turn => ("in", "slices"),
+            false => ("over", "warps"),
+        };
         write!(
             f,
             "{} {batch} x [{n}, {k}] x {rows} rows: {}, {tile} x {rows_per_block} a block, k in {CHUNK_K}s {by} \
@@ -440,8 +444,8 @@ impl fmt::Display for Plan {
 }
 
 /// How `linear` would run a product of `weight` with `rows` rows whose bits must be those of few.
-pub fn explain(weight: &Weight, rows: usize) -> Plan {
-    Plan::as_few(weight, rows)
+pub fn explain(device: &Device, weight: &Weight, rows: usize) -> Plan {
+    Plan::as_few(device, weight, rows)
 }
 
 /// How `linear` would run a product of `weight` with `rows` rows of a prompt.

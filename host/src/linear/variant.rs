@@ -2,13 +2,14 @@
 //! its work.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use cuda_std::Kernel;
 use gpu::args::linear::StreamArgs;
 use gpu::kernels::gemm_bf16 as bf16;
 use gpu::kernels::gemm_w4a16 as w4;
-use gpu::kernels::stream::{self, TILE_M, TILE_N};
+use gpu::kernels::stream::{self, MAX_SPLIT, TILE_M, TILE_N};
 use gpu::kernels::wide::Wide;
 
 use super::pool::Kind;
@@ -28,11 +29,17 @@ pub enum Variant {
     M32Few,
     M64,
     M64Few,
-    /// Tall matrices, whose blocks share rows of x.
+    /// Blocks share rows of x, and have all of k: tall matrices.
     Wide8,
     Wide16,
     Wide32,
     Wide64,
+    /// The same, a slice of k each of a cluster of blocks; `Few`: fewer tiles of weights a block, `Many`: more.
+    Split32,
+    Split32Few,
+    Split32Many,
+    Split64,
+    Split64Few,
     /// More rows than are streamed.
     Tiled(Tiles),
 }
@@ -41,6 +48,7 @@ pub enum Variant {
 pub(super) enum Tiling {
     Stream(stream::Variant),
     Wide(Wide),
+    Split(Wide),
     Tiled(Tiles),
 }
 
@@ -52,13 +60,40 @@ const TALL_TILES: usize = 768;
 const FEW_TILES: usize = 264;
 const FEW_TILES_MANY_ROWS: usize = 132;
 
+/// Tiles of weights up to which clusters have few each, so that there are more; and from which, with up to 32 rows,
+/// they have many, so that x is read less often.
+const FEW_TILES_SPLIT: usize = 48;
+const MANY_TILES_SPLIT: usize = 360;
+/// Tiles of weights that clusters take in a round and a little more.
+const UNEVEN_TILES: RangeInclusive<usize> = 241..=MANY_TILES_SPLIT;
+
 /// Rows up to which weights are streamed, 64 rows at a time. With few tiles a block's share of a tiled product is long,
 /// and most multiprocessors have none.
 const STREAMED_ROWS: usize = 96;
 const STREAMED_ROWS_FEW_TILES: usize = 256;
 
+/// What the loaded kernels can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernels {
+    Plain,
+    /// They know clusters of blocks.
+    Clusters,
+    /// The same, and sums of 64 rows and of all of k fit registers.
+    Sm90,
+}
+
+impl Kernels {
+    pub fn of(device: &Device) -> Self {
+        match device.info().ptx.as_deref() {
+            Some("sm_90") => Self::Sm90,
+            _ if device.has_clusters() => Self::Clusters,
+            _ => Self::Plain,
+        }
+    }
+}
+
 impl Variant {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 19] = [
         Self::M8,
         Self::M8Few,
         Self::M16,
@@ -71,12 +106,17 @@ impl Variant {
         Self::Wide16,
         Self::Wide32,
         Self::Wide64,
+        Self::Split32,
+        Self::Split32Few,
+        Self::Split32Many,
+        Self::Split64,
+        Self::Split64Few,
         Self::Tiled(Tiles::Warps),
         Self::Tiled(Tiles::Warpgroups),
     ];
 
-    /// The one that a product of `rows` rows with a matrix of `n` rows takes; f32 has one kernel alone.
-    pub(super) fn of(kind: Kind, n: usize, rows: usize) -> Option<Self> {
+    /// The one that a product of `rows` rows with a matrix `[n, k]` takes; f32 has one kernel alone.
+    pub(super) fn of(kind: Kind, [n, k]: [usize; 2], rows: usize, kernels: Kernels) -> Option<Self> {
         let tiles = n.div_ceil(TILE_N);
         let few = tiles <= FEW_TILES;
         // Beside weights of 16 bits, up to 16 rows of x weigh little. f32 scales have no such kernels.
@@ -86,6 +126,7 @@ impl Variant {
             Kind::Bf16 => tiles >= TALL_TILES && rows > 2 * TILE_M,
             Kind::W4a16(ScaleType::F32) => false,
         };
+        let split = kernels != Kernels::Plain && kind != Kind::W4a16(ScaleType::F32) && stream::k_split(k) == MAX_SPLIT;
         if rows > if few { STREAMED_ROWS_FEW_TILES } else { STREAMED_ROWS } {
             return Some(Self::Tiled(Tiles::Warps));
         }
@@ -93,11 +134,20 @@ impl Variant {
             0 | 1 if wide => Self::Wide8,
             2 if wide => Self::Wide16,
             3 | 4 if wide => Self::Wide32,
-            _ if wide => Self::Wide64,
+            _ if wide && kernels == Kernels::Sm90 => Self::Wide64,
+            _ if wide && split => Self::Split64,
+            // 32 rows twice.
+            _ if wide => Self::Wide32,
             0 | 1 if few => Self::M8Few,
             0 | 1 => Self::M8,
+            2 if split && tiles <= FEW_TILES_SPLIT => Self::Split32Few,
             2 if few => Self::M16Few,
             2 => Self::M16,
+            3 | 4 if split && tiles <= FEW_TILES_SPLIT => Self::Split32Few,
+            3 | 4 if split && tiles > MANY_TILES_SPLIT => Self::Split32Many,
+            3 | 4 if split => Self::Split32,
+            _ if split && tiles <= FEW_TILES_SPLIT => Self::Split64Few,
+            _ if split && !(kind == Kind::W4a16(ScaleType::Bf16) && UNEVEN_TILES.contains(&tiles)) => Self::Split64,
             3 | 4 if few && kind == Kind::W4a16(ScaleType::Bf16) => Self::M32Few,
             _ if tiles <= FEW_TILES_MANY_ROWS && kind == Kind::W4a16(ScaleType::Bf16) => Self::M32Few,
             _ if tiles <= FEW_TILES_MANY_ROWS => Self::M64Few,
@@ -131,6 +181,11 @@ impl Variant {
             Self::Wide16 => [None, Some(&w4::GEMM_W4A16_WIDE16), None],
             Self::Wide32 => [Some(&bf16::GEMM_BF16_WIDE32), Some(&w4::GEMM_W4A16_WIDE32), None],
             Self::Wide64 => [Some(&bf16::GEMM_BF16_WIDE64), Some(&w4::GEMM_W4A16_WIDE64), None],
+            Self::Split32 => [Some(&bf16::GEMM_BF16_SPLIT32), Some(&w4::GEMM_W4A16_SPLIT32), None],
+            Self::Split32Few => [Some(&bf16::GEMM_BF16_SPLIT32_FEW), Some(&w4::GEMM_W4A16_SPLIT32_FEW), None],
+            Self::Split32Many => [Some(&bf16::GEMM_BF16_SPLIT32_MANY), Some(&w4::GEMM_W4A16_SPLIT32_MANY), None],
+            Self::Split64 => [Some(&bf16::GEMM_BF16_SPLIT64), Some(&w4::GEMM_W4A16_SPLIT64), None],
+            Self::Split64Few => [Some(&bf16::GEMM_BF16_SPLIT64_FEW), Some(&w4::GEMM_W4A16_SPLIT64_FEW), None],
         };
         match kind {
             Kind::F32 => None,
@@ -163,6 +218,16 @@ impl Variant {
             Self::Wide32 => return Some(Tiling::Wide(w4::WIDE32)),
             Self::Wide64 if kind == Kind::Bf16 => return Some(Tiling::Wide(bf16::WIDE64)),
             Self::Wide64 => return Some(Tiling::Wide(w4::WIDE64)),
+            Self::Split32 if kind == Kind::Bf16 => return Some(Tiling::Split(bf16::SPLIT32)),
+            Self::Split32 => return Some(Tiling::Split(w4::SPLIT32)),
+            Self::Split32Few if kind == Kind::Bf16 => return Some(Tiling::Split(bf16::SPLIT32_FEW)),
+            Self::Split32Few => return Some(Tiling::Split(w4::SPLIT32_FEW)),
+            Self::Split32Many if kind == Kind::Bf16 => return Some(Tiling::Split(bf16::SPLIT32_MANY)),
+            Self::Split32Many => return Some(Tiling::Split(w4::SPLIT32_MANY)),
+            Self::Split64 if kind == Kind::Bf16 => return Some(Tiling::Split(bf16::SPLIT64)),
+            Self::Split64 => return Some(Tiling::Split(w4::SPLIT64)),
+            Self::Split64Few if kind == Kind::Bf16 => return Some(Tiling::Split(bf16::SPLIT64_FEW)),
+            Self::Split64Few => return Some(Tiling::Split(w4::SPLIT64_FEW)),
             Self::M8 if kind == Kind::W4a16(ScaleType::F32) => [bf16::M8, w4::M8_S32],
             Self::M8 => [bf16::M8, w4::M8],
             Self::M8Few => [bf16::M8_FEW, w4::M8_FEW],
@@ -187,13 +252,20 @@ impl Variant {
     pub fn runs_on(self, device: &Device) -> bool {
         match self {
             Self::Tiled(tiles) => tiles.runs_on(device),
+            Self::Wide64 => !device.is_cuda() || Kernels::of(device) == Kernels::Sm90,
+            _ if self.splits() => !device.is_cuda() || device.has_clusters(),
             _ => true,
         }
     }
 
-    /// Whether each warp takes all slices of k in turn; else they go to different warps.
+    /// Whether each warp takes all slices of k in turn; else they go to different warps, or blocks.
     pub(super) fn in_turn(self) -> bool {
         matches!(self, Self::Tiled(_) | Self::Wide8 | Self::Wide16 | Self::Wide32 | Self::Wide64)
+    }
+
+    /// Whether slices of k go to different blocks of a cluster, where there are clusters.
+    pub(super) fn splits(self) -> bool {
+        matches!(self, Self::Split32 | Self::Split32Few | Self::Split32Many | Self::Split64 | Self::Split64Few)
     }
 }
 
@@ -213,6 +285,11 @@ impl fmt::Display for Variant {
             Self::Wide16 => "wide16",
             Self::Wide32 => "wide32",
             Self::Wide64 => "wide64",
+            Self::Split32 => "split32",
+            Self::Split32Few => "split32_few",
+            Self::Split32Many => "split32_many",
+            Self::Split64 => "split64",
+            Self::Split64Few => "split64_few",
             Self::Tiled(Tiles::Warps) => "tiled",
             Self::Tiled(Tiles::Warpgroups) => "wgmma",
         })
@@ -236,12 +313,28 @@ mod tests {
     /// What is chosen exists: only f32 is without a choice.
     #[test]
     fn chosen_variants_exist() {
+        let tiles = [
+            1,
+            FEW_TILES_SPLIT,
+            FEW_TILES_MANY_ROWS,
+            FEW_TILES_MANY_ROWS + 1,
+            FEW_TILES,
+            FEW_TILES + 1,
+            400,
+            TALL_TILES,
+        ];
         for kind in Kind::ALL {
-            for tiles in [1, FEW_TILES_MANY_ROWS, FEW_TILES_MANY_ROWS + 1, FEW_TILES, FEW_TILES + 1, TALL_TILES] {
+            let cases = [(512, Kernels::Plain), (512, Kernels::Sm90), (1024, Kernels::Clusters), (1024, Kernels::Sm90)];
+            for (tiles, (k, kernels)) in tiles.into_iter().flat_map(|tiles| cases.map(|case| (tiles, case))) {
                 for rows in 0..=STREAMED_ROWS_FEW_TILES + 1 {
-                    let chosen = Variant::of(kind, tiles * TILE_N, rows);
+                    let chosen = Variant::of(kind, [tiles * TILE_N, k], rows, kernels);
                     let exists = chosen.is_some_and(|v| v.kernel_of(kind).is_some() && v.tiling(kind).is_some());
                     assert_eq!(exists, kind != Kind::F32, "{kind:?}, {tiles} tiles, {rows} rows: {chosen:?}");
+                    let split = chosen.is_some_and(Variant::splits);
+                    assert!(
+                        !split || kernels != Kernels::Plain && k == 1024,
+                        "{kind:?}, {tiles} tiles, k {k}: {chosen:?}"
+                    );
                 }
             }
         }

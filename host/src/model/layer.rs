@@ -57,7 +57,7 @@ impl Model {
     /// Which kernel, tile and split each product of a pass over `rows` rows takes, and attention, one line each.
     pub fn explain(&self, device: &Device, pass: Pass, rows: usize) -> Vec<String> {
         let mut lines = Vec::new();
-        let as_few = |w: &Weight| format!("{}: {}", w.name(), explain(w, rows));
+        let as_few = |w: &Weight| format!("{}: {}", w.name(), explain(device, w, rows));
         let dense = |w: &Weight| match pass {
             Pass::Prefill => format!("{}: {}", w.name(), explain_fast(device, w, rows)),
             Pass::Verify => as_few(w),
@@ -95,7 +95,7 @@ impl Model {
         }
         // Of a prompt the last row alone has logits.
         match pass {
-            Pass::Prefill => lines.push(format!("{}: {}", self.lm_head.name(), explain(&self.lm_head, 1))),
+            Pass::Prefill => lines.push(format!("{}: {}", self.lm_head.name(), explain(device, &self.lm_head, 1))),
             Pass::Verify => lines.push(as_few(&self.lm_head)),
         }
         let plan = mla_plan(device, self.slots, rows, self.config.num_attention_heads);

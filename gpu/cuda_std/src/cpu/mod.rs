@@ -9,6 +9,7 @@
 
 mod barriers;
 mod block;
+mod cluster;
 mod exchange;
 mod fault;
 mod memory;

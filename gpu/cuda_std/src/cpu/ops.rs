@@ -8,6 +8,8 @@ use super::exchange::{Op, WORDS as MMA_WORDS, exchange, mma_m16n8k16 as warp_mma
 use super::memory;
 use crate::Element;
 
+pub use super::cluster::*;
+
 macro_rules! special {
     ($($name:ident $field:ident $axis:literal;)*) => { $(
         #[inline(always)]

@@ -213,7 +213,7 @@ impl Card {
         Ok(Self {
             facts,
             target,
-            overlaps: target != "sm_80" && version >= MIN_OVERLAP && libcuda::can_overlap(),
+            overlaps: target != "sm_80" && version >= MIN_OVERLAP && libcuda::has_launch_ex(),
             stream: ManuallyDrop::new(stream()?),
             recorder: ManuallyDrop::new(stream()?),
             beside: ManuallyDrop::new(stream()?),
