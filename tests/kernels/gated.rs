@@ -127,9 +127,20 @@ fn refuses(device: &Device) -> Outcome {
         let error = gated(device, &p).err().map(|e| e.to_string()).unwrap_or_default();
         check(error.contains(what), || format!("expected a refusal with `{what}`, found `{error}`"))
     };
-    refused(&b.up, 2, 64, "gated: `gate` [1, 32, 64] x 2 rows and `up` [1, 48, 64] x 2 rows")?;
+    let apart = "gated: `gate` [1, 32, 64] x 2 rows of x 64 apart, of y 32 apart and `up` [1, 48, 64]";
+    refused(&b.up, 2, 64, apart)?;
     refused(&a.up, 2, 63, "the f32 output holds 63, expected 64")?;
-    refused(&a.up, 3, 96, "x holds 128, expected 192")
+    refused(&a.up, 3, 96, "x holds 128, expected 192")?;
+    let other = X::random(device, 2 * 64, &mut Random::new(41))?;
+    let product = |weight, x: &X| Product::plain(weight, x.acts(), 2, out.view_mut());
+    let with_up = |up: Product| {
+        let p = Gated { gate: product(&a.gate, &x), up, out_f32: out.view_mut(), out_bf16: GlobalMut::EMPTY };
+        let error = gated(device, &p).err().map(|e| e.to_string()).unwrap_or_default();
+        check(error.contains("for the same x, y without gaps"), || format!("expected a refusal, found `{error}`"))
+    };
+    with_up(product(&a.up, &other))?;
+    with_up(Product { y_stride: 40, ..product(&a.up, &x) })?;
+    with_up(Product { accumulate: true, ..product(&a.up, &x) })
 }
 
 /// What runs beside other work has the bits that it has after it, queued and recorded; and what follows sees both.

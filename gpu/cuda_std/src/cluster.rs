@@ -18,13 +18,6 @@ pub fn rank() -> u32 {
     arch::cluster_rank()
 }
 
-/// Waits for every thread of the cluster (`barrier.cluster`). All threads must reach it. Nothing that they have written
-/// need be seen behind it.
-#[inline(always)]
-pub fn meet() {
-    arch::cluster_meet();
-}
-
 /// Waits for every thread of the cluster and orders their accesses to shared memory (`barrier.cluster`). All threads
 /// must reach it.
 #[inline(always)]

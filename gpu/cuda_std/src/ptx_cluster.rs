@@ -42,19 +42,6 @@ pub fn cluster_sync() {
     crate::ptx::sync_threads();
 }
 
-#[cfg(target_feature = "ptx80")]
-#[inline(always)]
-pub fn cluster_meet() {
-    // SAFETY: as in `cluster_sync`.
-    unsafe { asm!("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;", options(nostack)) }
-}
-
-#[cfg(not(target_feature = "ptx80"))]
-#[inline(always)]
-pub fn cluster_meet() {
-    crate::ptx::sync_threads();
-}
-
 /// # Safety
 /// 16 bytes of the shared window that block `rank` of the cluster has too, 16-byte aligned.
 #[cfg(target_feature = "ptx80")]

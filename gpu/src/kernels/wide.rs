@@ -21,8 +21,8 @@
 //!
 //! **The sums.** Fragments and the order of k in a step are those of `stream`. With all of k, a warp sums each slice
 //! and adds the slices in ascending order. Blocks of a cluster write fragments of their slices to each other's shared
-//! memory, where each adds up a share of them, in ascending order. Where there are no clusters, `split` is `wide`. Rows
-//! past the last are computed as copies of the last and never stored.
+//! memory, where each adds up a share of them, in ascending order. On the CPU device, which has no clusters, `split` is
+//! `wide`; on sm_80 it traps, and no plan has it. Rows past the last are computed as copies of the last and never stored.
 
 use cuda_std::async_copy::{cp_async_16_or_zero, cp_async_commit};
 use cuda_std::{EMULATED, Global, Shared, bf16, cluster, dynamic_shared, math, mma, thread, warp};
@@ -433,7 +433,7 @@ fn exchange<F: Format, const NT: usize, const MT: usize>(
         ((slice as usize * variant.all() + warp) * own + i) * TILE_SUMS + lane.index() * FRAGMENT
     };
     // All have read their last stage.
-    cluster::meet();
+    cluster::sync();
     unroll!(t in 0 1 2 3 below NT; {
         unroll!(m in 0 1 2 3 4 5 6 7 below MT; {
             let (to, i) = ((t * MT + m) / own, (t * MT + m) % own);

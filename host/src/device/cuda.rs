@@ -110,9 +110,9 @@ impl CudaDevice {
         }
     }
 
-    /// Whether the loaded kernels know clusters.
+    /// Whether the loaded kernels know clusters, and the driver can launch them.
     pub fn has_clusters(&self) -> bool {
-        self.card.target != "sm_80"
+        self.card.target != "sm_80" && libcuda::has_launch_ex()
     }
 
     /// Whether this thread records a graph.
@@ -120,16 +120,17 @@ impl CudaDevice {
         *lock(&self.recorder) == Some(thread::current().id())
     }
 
-    fn not_recording(&self, what: &str) -> Result<()> {
-        match self.is_recording() {
-            false => Ok(()),
-            true => Err(DeviceError::Unsupported(format!("{what} while a graph is captured"))),
+    fn in_order(&self, what: &str) -> Result<()> {
+        match (self.is_recording(), self.is_beside()) {
+            (false, false) => Ok(()),
+            (true, _) => Err(DeviceError::Unsupported(format!("{what} while a graph is captured"))),
+            (_, true) => Err(DeviceError::Unsupported(format!("{what} beside other work"))),
         }
     }
 
     pub fn alloc(&self, bytes: usize) -> Result<u64> {
         const OUT_OF_MEMORY: i32 = 2;
-        self.not_recording("allocation")?;
+        self.in_order("allocation")?;
         self.card.call(|_| {
             let mut addr = 0;
             // SAFETY: `addr` holds one address.
@@ -177,7 +178,7 @@ impl CudaDevice {
     }
 
     pub fn fill(&self, addr: u64, byte: u8, bytes: usize) -> Result<()> {
-        self.not_recording("fill")?;
+        self.in_order("fill")?;
         self.card.call(|card| {
             // SAFETY: `Buffer` passes its own range.
             sys_call("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(addr, byte, bytes, card.stream()) })
@@ -185,7 +186,7 @@ impl CudaDevice {
     }
 
     pub fn write(&self, addr: u64, bytes: &[u8]) -> Result<()> {
-        self.not_recording("write")?;
+        self.in_order("write")?;
         if bytes.len() >= STAGED_FROM {
             let mut staging = lock(&self.staging);
             return self.card.call(|card| match staging.as_mut() {
@@ -203,7 +204,7 @@ impl CudaDevice {
     }
 
     pub fn read(&self, addr: u64, bytes: &mut [u8]) -> Result<()> {
-        self.not_recording("read")?;
+        self.in_order("read")?;
         self.card.call(|card| {
             let to = bytes.as_mut_ptr().cast();
             // SAFETY: as in `write`.
@@ -232,7 +233,7 @@ impl CudaDevice {
             let overlap = how.overlap && card.overlaps;
             if overlap || how.cluster > 1 {
                 let dims = (dims.grid, dims.block, dims.shared);
-                // SAFETY: as below; `Device::launch_overlapping` passes kernels that wait.
+                // SAFETY: as below; `Device::launch_overlapping` and `launch_clusters` pass kernels that wait.
                 let code = unsafe { libcuda::launch_ex(function, dims, (overlap, how.cluster), stream, params) };
                 return sys_call("cuLaunchKernelEx", code).map_err(|error| card::of_launch(error, kernel, of));
             }
@@ -244,12 +245,12 @@ impl CudaDevice {
     }
 
     pub fn synchronize(&self) -> Result<()> {
-        self.not_recording("synchronize")?;
+        self.in_order("synchronize")?;
         self.card.call(Card::synchronize)
     }
 
     pub fn capture(&self, queue: impl FnOnce() -> Result<()>) -> Result<Graph> {
-        self.not_recording("capture")?;
+        self.in_order("capture")?;
         let _one = lock(&self.recording);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.card.call(|card| {
@@ -271,7 +272,7 @@ impl CudaDevice {
     }
 
     pub fn replay(&self, graph: &Graph) -> Result<()> {
-        self.not_recording("replay")?;
+        self.in_order("replay")?;
         if !Arc::ptr_eq(&self.card, &graph.card) {
             return Err(DeviceError::Unsupported("a graph of another device".into()));
         }
@@ -282,7 +283,7 @@ impl CudaDevice {
     }
 
     pub fn record(&self) -> Result<Event> {
-        self.not_recording("an event")?;
+        self.in_order("an event")?;
         self.card.call(|card| {
             let event = cust_call("cuEventCreate", cust::event::Event::new(EventFlags::DEFAULT))?;
             let event = Event { card: self.card.clone(), event: Some(event) };

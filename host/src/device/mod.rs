@@ -1,6 +1,6 @@
 //! One program, two devices: buffers, launches, graphs and timers on a GPU or on the CPU.
 //!
-//! A [`Device`] is one in-order queue. `cpu.rs` runs the kernels' own source, `cuda.rs` their PTX; nothing outside this
+//! A [`Device`] is one in-order queue, which [`Device::beside`] divides in two for a while. `cpu.rs` runs the kernels' own source, `cuda.rs` their PTX; nothing outside this
 //! room knows which. Every buffer has one owner; kernels get views ([`cuda_std::Global`]).
 
 mod buffer;
@@ -231,6 +231,10 @@ impl Device {
         cluster: u32,
         args: A,
     ) -> Result<()> {
+        if !self.has_clusters() {
+            let what = format!("`{}` in clusters of {cluster} blocks; sm_90 and later have them", kernel.name());
+            return Err(DeviceError::Unsupported(what));
+        }
         self.queue(kernel, dims, args, How { overlap: true, cluster })
     }
 
@@ -246,9 +250,9 @@ impl Device {
         }
     }
 
-    /// Queues what `other` and `first` queue, each in its own order, so that the two may run at once: after all that
-    /// was queued before, and before all that is queued next. Neither touches what the other writes. The CPU device
-    /// runs them one after the other.
+    /// Queues the launches of `other` and of `first`, each in its own order, so that the two may run at once: after all
+    /// that was queued before, and before all that is queued next. Neither touches what the other writes; `other` has
+    /// launches alone, no copies. The CPU device runs them one after the other.
     pub fn beside(&self, other: impl FnOnce() -> Result<()>, first: impl FnOnce() -> Result<()>) -> Result<()> {
         match &*self.0 {
             Backend::Cpu(_) => other().and_then(|()| first()),

@@ -30,8 +30,7 @@ pub fn explain_gated(gate: &Weight, up: &Weight, rows: usize) -> Option<Plan> {
 
 fn together(gate: &Weight, up: &Weight, rows: usize) -> Option<(&'static Kernel<GatedArgs>, Plan)> {
     let entry = gated_entry(gate.pool().kind, gate.n(), rows)?;
-    let alike = gate.pool().kind == up.pool().kind && gate.batch() == 1;
-    alike.then_some(())?;
+    (gate.pool().kind == up.pool().kind).then_some(())?;
     Some((entry, Plan::gated(gate, rows, entry.name())?))
 }
 
@@ -41,18 +40,19 @@ pub fn gated(device: &Device, p: &Gated) -> Result<()> {
     let Gated { gate, up, out_f32, out_bf16 } = p;
     let (rows, width) = (gate.rows, gate.weight.n());
     let sizes = |p: &Product| (p.rows, p.weight.n(), p.weight.k(), p.weight.batch(), p.x_stride, p.accumulate);
-    contract(GATED, sizes(gate) == sizes(up) && !gate.accumulate && gate.y_stride == width, || {
+    let stored = |p: &Product| p.weight.batch() == 1 && !p.accumulate && p.y_stride == width;
+    let read = |p: &Product| [p.x.f32.addr(), p.x.bf16.addr()];
+    contract(GATED, sizes(gate) == sizes(up) && stored(gate) && stored(up) && read(gate) == read(up), || {
         let what = |p: &Product| {
-            format!(
-                "`{}` [{}, {}, {}] x {} rows",
-                p.weight.name(),
-                p.weight.batch(),
-                p.weight.n(),
-                p.weight.k(),
-                p.rows
-            )
+            let (name, batch, n, k) = (p.weight.name(), p.weight.batch(), p.weight.n(), p.weight.k());
+            let [rows, from, to] = [p.rows, p.x_stride, p.y_stride];
+            format!("`{name}` [{batch}, {n}, {k}] x {rows} rows of x {from} apart, of y {to} apart")
         };
-        format!("{} and {}", what(gate), what(up))
+        format!(
+            "{} and {}: expected one matrix each, of one size, for the same x, y without gaps",
+            what(gate),
+            what(up)
+        )
     })?;
     if rows == 0 {
         return Ok(());

@@ -232,7 +232,7 @@ impl Plan {
             Tiling::Wide(wide) | Tiling::Split(wide) => {
                 let (tiles, shared) = (wide.rows() / TILE_N, wide.shared_bytes(words));
                 let plan = Self::one(kernel, format, n, k, k_split, tiles, wide.threads(), shared);
-                (Self { resident: ALL, ..plan }, wide.mt * TILE_M)
+                (Self { resident: ALL, ..plan }, wide.row_tiles() * TILE_M)
             }
             Tiling::Tiled(tiles) => {
                 let (own, rows_per_block, shared) = tiles.block(kind, words);

@@ -340,6 +340,21 @@ mod tests {
         }
     }
 
+    /// `m32`, `wide64`, `split64_few`: a block has as many rows of x as the name says.
+    #[test]
+    fn names_say_rows() {
+        for (kind, variant) in Kind::ALL.into_iter().flat_map(|kind| Variant::ALL.map(|variant| (kind, variant))) {
+            let tiles = match variant.tiling(kind) {
+                Some(Tiling::Stream(stream)) => stream.mt,
+                Some(Tiling::Wide(wide) | Tiling::Split(wide)) => wide.row_tiles(),
+                Some(Tiling::Tiled(_)) | None => continue,
+            };
+            let name = variant.to_string();
+            let digits: String = name.chars().filter(char::is_ascii_digit).collect();
+            assert_eq!(digits.parse(), Ok(tiles * TILE_M), "{kind:?}, {name}");
+        }
+    }
+
     #[test]
     fn names_are_kernels_ends() {
         for (kind, variant) in Kind::ALL.into_iter().flat_map(|kind| Variant::ALL.map(|variant| (kind, variant))) {

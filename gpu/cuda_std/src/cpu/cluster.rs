@@ -16,10 +16,6 @@ pub fn cluster_sync() {
     sync_threads();
 }
 
-pub fn cluster_meet() {
-    sync_threads();
-}
-
 /// # Safety
 /// As [`store_shared_v4`].
 pub unsafe fn store_cluster_v4(addr: u32, w: [u32; 4], _rank: u32) {

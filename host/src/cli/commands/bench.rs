@@ -22,6 +22,9 @@ pub fn run(args: &BenchKernel) -> Result<()> {
     if args.variant.is_some() && !wanted.iter().all(|name| DENSE.contains(name)) {
         return Err(Failure::usage(format!("--variant is for {} alone", DENSE.join(", "))));
     }
+    if args.shared.is_some() && wanted != ["experts"] {
+        return Err(Failure::usage("--shared is for experts alone".to_owned()));
+    }
     let options = Options {
         shapes,
         rows,
