@@ -22,7 +22,8 @@
 //! **The sums.** Fragments and the order of k in a step are those of `stream`. With all of k, a warp sums each slice
 //! and adds the slices in ascending order. Blocks of a cluster write fragments of their slices to each other's shared
 //! memory, where each adds up a share of them, in ascending order. On the CPU device, which has no clusters, `split` is
-//! `wide`; on sm_80 it traps, and no plan has it. Rows past the last are computed as copies of the last and never stored.
+//! `wide`; on sm_80 it traps, and no plan has it. Rows past the last are computed as copies of the last and never
+//! stored.
 
 use cuda_std::async_copy::{cp_async_16_or_zero, cp_async_commit};
 use cuda_std::{EMULATED, Global, Shared, bf16, cluster, dynamic_shared, math, mma, thread, warp};

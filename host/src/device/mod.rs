@@ -1,7 +1,8 @@
 //! One program, two devices: buffers, launches, graphs and timers on a GPU or on the CPU.
 //!
-//! A [`Device`] is one in-order queue, which [`Device::beside`] divides in two for a while. `cpu.rs` runs the kernels' own source, `cuda.rs` their PTX; nothing outside this
-//! room knows which. Every buffer has one owner; kernels get views ([`cuda_std::Global`]).
+//! A [`Device`] is one in-order queue, which [`Device::beside`] divides in two for a while. `cpu.rs` runs the kernels'
+//! own source, `cuda.rs` their PTX; nothing outside this room knows which. Every buffer has one owner; kernels get
+//! views ([`cuda_std::Global`]).
 
 mod buffer;
 mod cpu;
