@@ -70,7 +70,8 @@ impl Form {
 }
 
 const _: () = assert!(FORM_4.parts() == 4 && FORM_17.parts() == 17 && FORM_34.parts() == 34 && FORM_136.parts() == 136);
-const _: () = assert!(FORM_136.units() * FORM_136.share % WARPS == 0, "all threads of a block reach its barrier");
+const _: () =
+    assert!((FORM_136.units() * FORM_136.share).is_multiple_of(WARPS), "all threads of a block reach its barrier");
 
 static_shared!(fn mla_merge_sums() -> [f32; WARPS / 2 * FORM_136.across * COLUMNS]);
 

@@ -169,7 +169,7 @@ fn stages(a: Args, planted: Planted) {
         if planted != Planted::NoWarpBarrier {
             warp::sync_warp();
         }
-        if me() % 32 == 0 {
+        if me().is_multiple_of(32) {
             barriers.arrive(1);
         }
     };
@@ -182,7 +182,7 @@ fn stages(a: Args, planted: Planted) {
             barriers.arrive_expecting(0, 4 * PART as u32);
             copy_once(tile(), 0, a.x, part * PART, PART, barriers, 0);
         }
-        if planted != Planted::OneWaits || me() % 32 == 0 {
+        if planted != Planted::OneWaits || me().is_multiple_of(32) {
             barriers.wait(0, part as u32 % 2);
         }
         if planted == Planted::ArrivesEarly {
@@ -281,7 +281,7 @@ fn a_copy_is_seen_by_who_has_waited_alone() {
     sound(|a| {
         let barriers = ring();
         fetch(a, barriers, 0);
-        if me() % 32 == 0 {
+        if me().is_multiple_of(32) {
             barriers.wait(0, 0);
         }
         warp::sync_warp();
