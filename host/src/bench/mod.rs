@@ -228,6 +228,8 @@ mod tests {
                 "1x20:compact_16/1",
                 "1x20:compact_32/1",
                 "1x20:wide_64/9",
+                "1x20:16/18",
+                "1x20:16/35",
                 "1x20:wide_halves/1",
             ],
             rows: &[1],
