@@ -1,5 +1,6 @@
-//! Dense products of 0 to 128 rows, one by one, of matrices of few tiles, of many, and so tall that blocks share rows
-//! of x: every kernel that `linear` chooses among. And weights in groups of 64.
+//! Dense products of 0 to 128 rows, one by one, of matrices of few tiles, with a k for clusters and without, of many
+//! tiles, and so tall that blocks share rows of x: the kernels that `linear` chooses among (of very tall matrices
+//! `variants_agree` has the one that is theirs alone). And weights in groups of 64.
 
 use kdtree::device::Device;
 use kdtree::kernels::Acts;
@@ -16,7 +17,7 @@ const UNTOUCHED: u32 = u32::MAX;
 
 pub fn cases(suite: &mut Suite) {
     for kind in Kind::ALL {
-        for (n, k) in [(40, 256), (2880, 384), (4240, 256), (12_300, 384)] {
+        for (n, k) in [(40, 256), (40, 1152), (1500, 4224), (2880, 384), (4240, 256), (12_300, 384)] {
             let every: Vec<_> = (0..=MOST).collect();
             suite.cuda(format!("linear::{}::every_count::{n}x{k}", kind.name()), move |d| {
                 counts(d, kind, [n, k], &every)

@@ -69,13 +69,29 @@ impl Suite {
         self.trials.push(Trial::test(format!("host::{}", name.into()), case).with_ignored_flag(ignored));
     }
 
-    pub fn run(self) -> ExitCode {
+    pub fn run(mut self) -> ExitCode {
         let mut args = Arguments::from_args();
+        if let Some((part, parts)) = part() {
+            let named = |trial: &Trial| args.filter.as_ref().is_none_or(|filter| trial.name().contains(filter));
+            self.trials.retain(named);
+            let mut turns = (1..=parts).cycle();
+            self.trials.retain(|_| turns.next() == Some(part));
+        }
         if cuda().is_ok() && args.test_threads.is_none() {
             args.test_threads = Some(1);
         }
         libtest_mimic::run(&args, self.trials).exit_code()
     }
+}
+
+/// Which cases a process runs: with `KDTREE_PART=2/15` the second of fifteen parts of those that the filter names. One
+/// GPU and many cores take that many processes at once, each with a context of its own.
+fn part() -> Option<(usize, usize)> {
+    let text = std::env::var("KDTREE_PART").ok()?;
+    let parsed = text.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
+    let (part, parts) = parsed.expect("KDTREE_PART is `part/parts`");
+    assert!((1..=parts).contains(&part), "KDTREE_PART: part {part} of {parts}");
+    Some((part, parts))
 }
 
 /// Bytes of shared memory that a block may have: `KDTREE_SHARED`, to run on a large card what a small one takes.

@@ -74,6 +74,10 @@ pub const M64_FEW: Variant = Variant { nt: 1, mt: 8, chunks: 1, depth: 4, blocks
 pub const WIDE32: Wide = Wide { warps: 8, shares: 1, nt: 1, mt: 4, chunks: 1, depth: 4, blocks: 2 };
 /// Up to 64 rows of a tall matrix.
 pub const WIDE64: Wide = Wide { warps: 4, shares: 2, nt: 2, mt: 4, chunks: 1, depth: 4, blocks: 2 };
+/// Up to 8 rows, a slice of k a block, few tiles.
+pub const SPLIT8: Wide = Wide { warps: 4, shares: 1, nt: 1, mt: 1, chunks: 2, depth: 5, blocks: 2 };
+/// Up to 16 rows, a slice of k a block, few tiles.
+pub const SPLIT16: Wide = Wide { warps: 4, shares: 1, nt: 1, mt: 2, chunks: 2, depth: 4, blocks: 2 };
 /// Up to 32 rows, a slice of k a block.
 pub const SPLIT32: Wide = Wide { warps: 4, shares: 1, nt: 2, mt: 4, chunks: 1, depth: 3, blocks: 3 };
 /// The same with few tiles.
@@ -88,6 +92,8 @@ pub const SPLIT64_FEW: Wide = Wide { warps: 2, shares: 2, nt: 2, mt: 4, chunks: 
 const _: () = {
     assert!(WIDE32.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
     assert!(WIDE64.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(SPLIT8.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
+    assert!(SPLIT16.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
     assert!(SPLIT32.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
     assert!(SPLIT32_FEW.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
     assert!(SPLIT32_MANY.shared_bytes(TILE_WORDS) <= crate::SHARED_LIMIT);
@@ -154,6 +160,18 @@ pub fn gemm_bf16_wide32(a: StreamArgs) {
 #[kernel(threads = WIDE64.threads(), blocks = WIDE64.blocks)]
 pub fn gemm_bf16_wide64(a: StreamArgs) {
     wide_sm_90!(Bf16, WIDE64, a);
+}
+
+/// Up to 8 rows, a slice of k a block, few tiles.
+#[kernel(threads = SPLIT8.threads(), blocks = SPLIT8.blocks)]
+pub fn gemm_bf16_split8(a: StreamArgs) {
+    split!(Bf16, SPLIT8, a);
+}
+
+/// Up to 16 rows, a slice of k a block, few tiles.
+#[kernel(threads = SPLIT16.threads(), blocks = SPLIT16.blocks)]
+pub fn gemm_bf16_split16(a: StreamArgs) {
+    split!(Bf16, SPLIT16, a);
 }
 
 /// Up to 32 rows, a slice of k a block.

@@ -164,10 +164,14 @@ pub const GATHERED16: Wide = Wide { warps: 8, shares: 1, nt: 2, mt: 2, chunks: 4
 pub const WIDE8: Wide = Wide { warps: 8, shares: 1, nt: 1, mt: 1, chunks: 4, depth: 3, blocks: 3 };
 /// Up to 16 rows of a tall matrix.
 pub const WIDE16: Wide = Wide { warps: 8, shares: 1, nt: 1, mt: 2, chunks: 4, depth: 3, blocks: 2 };
+/// The same of a matrix so tall that blocks are many even with 16 tiles each: x is read less often.
+pub const WIDE16_MANY: Wide = Wide { warps: 4, shares: 1, nt: 4, mt: 2, chunks: 2, depth: 3, blocks: 3 };
 /// Up to 32 rows of a tall matrix.
 pub const WIDE32: Wide = Wide { warps: 4, shares: 1, nt: 2, mt: 4, chunks: 2, depth: 4, blocks: 3 };
 /// Up to 64 rows of a tall matrix.
 pub const WIDE64: Wide = Wide { warps: 4, shares: 1, nt: 2, mt: 8, chunks: 2, depth: 3, blocks: 2 };
+/// Up to 16 rows, a slice of k a block, few tiles.
+pub const SPLIT16: Wide = Wide { warps: 4, shares: 1, nt: 1, mt: 2, chunks: 4, depth: 3, blocks: 4 };
 /// Up to 32 rows, a slice of k a block.
 pub const SPLIT32: Wide = Wide { warps: 4, shares: 1, nt: 2, mt: 4, chunks: 2, depth: 4, blocks: 3 };
 /// The same with few tiles.
@@ -182,6 +186,9 @@ pub const SPLIT64_FEW: Wide = Wide { warps: 4, shares: 1, nt: 1, mt: 8, chunks: 
 const _: () = {
     let words = <bf16 as Scale>::TILE_WORDS;
     assert!(WIDE8.shared_bytes(words) <= crate::SHARED_LIMIT && WIDE16.shared_bytes(words) <= crate::SHARED_LIMIT);
+    assert!(
+        WIDE16_MANY.shared_bytes(words) <= crate::SHARED_LIMIT && SPLIT16.shared_bytes(words) <= crate::SHARED_LIMIT
+    );
     assert!(M32_FEW.shared_bytes(words) <= crate::SHARED_LIMIT);
     assert!(WIDE32.shared_bytes(words) <= crate::SHARED_LIMIT && WIDE64.shared_bytes(words) <= crate::SHARED_LIMIT);
     assert!(
@@ -255,6 +262,12 @@ pub fn gemm_w4a16_wide16(a: StreamArgs) {
     wide!(W4a16<bf16>, WIDE16, a);
 }
 
+/// Up to 16 rows of a very tall matrix, bf16 scales.
+#[kernel(threads = WIDE16_MANY.threads(), blocks = WIDE16_MANY.blocks)]
+pub fn gemm_w4a16_wide16_many(a: StreamArgs) {
+    wide!(W4a16<bf16>, WIDE16_MANY, a);
+}
+
 /// Up to 32 rows of a tall matrix, bf16 scales.
 #[kernel(threads = WIDE32.threads(), blocks = WIDE32.blocks)]
 pub fn gemm_w4a16_wide32(a: StreamArgs) {
@@ -265,6 +278,12 @@ pub fn gemm_w4a16_wide32(a: StreamArgs) {
 #[kernel(threads = WIDE64.threads(), blocks = WIDE64.blocks)]
 pub fn gemm_w4a16_wide64(a: StreamArgs) {
     wide_sm_90!(W4a16<bf16>, WIDE64, a);
+}
+
+/// Up to 16 rows, a slice of k a block, few tiles, bf16 scales.
+#[kernel(threads = SPLIT16.threads(), blocks = SPLIT16.blocks)]
+pub fn gemm_w4a16_split16(a: StreamArgs) {
+    split!(W4a16<bf16>, SPLIT16, a);
 }
 
 /// Up to 32 rows, a slice of k a block, bf16 scales.

@@ -250,17 +250,23 @@ impl Inputs {
         }
     }
 
-    /// Starts copying what belongs to a stage. Zeros past the last k: the weights are zero there, and so must x be, or
-    /// a NaN would come in.
+    /// Starts copying what belongs to a stage of a unit with `left` chunks left; nobody reads more. Zeros past the last k:
+    /// the weights are zero there, and so must x be, or a NaN would come in.
     #[inline(always)]
-    fn fill(&mut self, a: &StreamArgs, variant: Wide, x: Shared<bf16>, stage: u32) {
+    fn fill(&mut self, a: &StreamArgs, variant: Wide, x: Shared<bf16>, stage: u32, left: u32) {
         let (warps, tiles, elems) = (variant.copiers(), variant.row_tiles(), variant.x_elems());
         let spans = variant.chunks * STEPS * tiles;
         let to = x.slice(stage as usize * elems, elems);
         let copies = warps == variant.all() || self.to < warps * SPAN;
         unroll!(turn in 0 1 2 3 4 5 6 7; {
             let at = self.to + turn * warps * SPAN;
-            if turn * warps < spans && copies && ((turn + 1) * warps <= spans || at < elems) {
+            let read = match (turn * warps / tiles / STEPS, warps <= STEPS * tiles) {
+                // The first chunk of a stage is.
+                (0, true) => true,
+                (chunk, true) => (chunk as u32) < left,
+                (_, false) => variant.chunks == 1 || at / (STEPS * tiles * SPAN) < left as usize,
+            };
+            if turn * warps < spans && copies && read && ((turn + 1) * warps <= spans || at < elems) {
                 let k = turn * warps / tiles * STEP_K;
                 let from = self.rows[turn % 2] as usize * LANE_K + k;
                 cp_async_16_or_zero(to, at, a.x, from, k < self.left as usize);
@@ -487,8 +493,10 @@ pub fn run<
     thread::start_next();
     let mut inputs = Inputs::of(&a, variant, &unit);
     unroll!(stage in 0 1 2 3 4 5 6 7 below DEPTH - 1; {
-        if unit.first + ((stage * CHUNKS) as u32) < unit.end {
-            inputs.fill(&a, variant, x, stage as u32);
+        let filled = unit.first + (stage * CHUNKS) as u32;
+        if filled < unit.end {
+            // With all of k a block, what is not read are zeros at the very end.
+            inputs.fill(&a, variant, x, stage as u32, if TURNS { u32::MAX } else { unit.end - filled });
         }
         ring.skip();
         close_group();
@@ -509,7 +517,7 @@ pub fn run<
         // All threads have seen the stage, and all have read the one that is filled now.
         thread::sync_threads();
         if weights.left > 0 {
-            inputs.fill(&a, variant, x, free);
+            inputs.fill(&a, variant, x, free, if TURNS { u32::MAX } else { weights.left });
         }
         weights.fill::<F, CHUNKS, DEPTH>(&a, &unit, ring, free);
         close_group();

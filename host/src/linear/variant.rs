@@ -29,12 +29,15 @@ pub enum Variant {
     M32Few,
     M64,
     M64Few,
-    /// Blocks share rows of x, and have all of k: tall matrices.
+    /// Blocks share rows of x, and have all of k: tall matrices; `Many`: more tiles of weights a block.
     Wide8,
     Wide16,
+    Wide16Many,
     Wide32,
     Wide64,
     /// The same, a slice of k each of a cluster of blocks; `Few`: fewer tiles of weights a block, `Many`: more.
+    Split8,
+    Split16,
     Split32,
     Split32Few,
     Split32Many,
@@ -55,12 +58,19 @@ pub(super) enum Tiling {
 /// Tiles of weights from which blocks have enough of them to take all of k.
 const TALL_TILES: usize = 768;
 
+/// Tiles of weights from which, with 9 to 16 rows, blocks are many enough with 16 tiles each.
+const VERY_TALL_TILES: usize = 4096;
+
 /// Tiles of weights up to which each goes to a warp team of its own: with more a team, many of a large GPU's
 /// multiprocessors would have none. With many rows a team costs a pass over x, and fewer of them are better.
 const FEW_TILES: usize = 264;
 const FEW_TILES_MANY_ROWS: usize = 132;
 
-/// Tiles of weights up to which clusters have few each, so that there are more; and from which, with up to 32 rows,
+/// Tiles of weights up to which clusters are faster with 2 to 16 rows (up to 8 of them: bf16), and k from which they are
+/// (slower with 2,048, faster with 7,168): without them a tile is one block's.
+const FEW_TILES_FEW_ROWS: usize = 96;
+const LONG_K: usize = 4096;
+/// Tiles of weights up to which clusters are faster with one row too; up to which clusters have few each, so that there are more; and from which, with up to 32 rows,
 /// they have many, so that x is read less often.
 const FEW_TILES_SPLIT: usize = 48;
 const MANY_TILES_SPLIT: usize = 360;
@@ -93,7 +103,7 @@ impl Kernels {
 }
 
 impl Variant {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 22] = [
         Self::M8,
         Self::M8Few,
         Self::M16,
@@ -104,8 +114,11 @@ impl Variant {
         Self::M64Few,
         Self::Wide8,
         Self::Wide16,
+        Self::Wide16Many,
         Self::Wide32,
         Self::Wide64,
+        Self::Split8,
+        Self::Split16,
         Self::Split32,
         Self::Split32Few,
         Self::Split32Many,
@@ -127,20 +140,24 @@ impl Variant {
             Kind::W4a16(ScaleType::F32) => false,
         };
         let split = kernels != Kernels::Plain && kind != Kind::W4a16(ScaleType::F32) && stream::k_split(k) == MAX_SPLIT;
+        let split_few_rows =
+            split && k >= LONG_K && tiles <= if rows > 1 { FEW_TILES_FEW_ROWS } else { FEW_TILES_SPLIT };
         if rows > if few { STREAMED_ROWS_FEW_TILES } else { STREAMED_ROWS } {
             return Some(Self::Tiled(Tiles::Warps));
         }
         Some(match rows.div_ceil(TILE_M) {
             0 | 1 if wide => Self::Wide8,
+            2 if wide && tiles >= VERY_TALL_TILES => Self::Wide16Many,
             2 if wide => Self::Wide16,
             3 | 4 if wide => Self::Wide32,
             _ if wide && kernels == Kernels::Sm90 => Self::Wide64,
             _ if wide && split => Self::Split64,
             // 32 rows twice.
             _ if wide => Self::Wide32,
+            0 | 1 if split_few_rows && kind == Kind::Bf16 => Self::Split8,
             0 | 1 if few => Self::M8Few,
             0 | 1 => Self::M8,
-            2 if split && tiles <= FEW_TILES_SPLIT => Self::Split32Few,
+            2 if split_few_rows => Self::Split16,
             2 if few => Self::M16Few,
             2 => Self::M16,
             3 | 4 if split && tiles <= FEW_TILES_SPLIT => Self::Split32Few,
@@ -179,8 +196,11 @@ impl Variant {
             }
             Self::Wide8 => [None, Some(&w4::GEMM_W4A16_WIDE8), None],
             Self::Wide16 => [None, Some(&w4::GEMM_W4A16_WIDE16), None],
+            Self::Wide16Many => [None, Some(&w4::GEMM_W4A16_WIDE16_MANY), None],
             Self::Wide32 => [Some(&bf16::GEMM_BF16_WIDE32), Some(&w4::GEMM_W4A16_WIDE32), None],
             Self::Wide64 => [Some(&bf16::GEMM_BF16_WIDE64), Some(&w4::GEMM_W4A16_WIDE64), None],
+            Self::Split8 => [Some(&bf16::GEMM_BF16_SPLIT8), None, None],
+            Self::Split16 => [Some(&bf16::GEMM_BF16_SPLIT16), Some(&w4::GEMM_W4A16_SPLIT16), None],
             Self::Split32 => [Some(&bf16::GEMM_BF16_SPLIT32), Some(&w4::GEMM_W4A16_SPLIT32), None],
             Self::Split32Few => [Some(&bf16::GEMM_BF16_SPLIT32_FEW), Some(&w4::GEMM_W4A16_SPLIT32_FEW), None],
             Self::Split32Many => [Some(&bf16::GEMM_BF16_SPLIT32_MANY), Some(&w4::GEMM_W4A16_SPLIT32_MANY), None],
@@ -214,10 +234,14 @@ impl Variant {
             Self::Tiled(tiles) => return Some(Tiling::Tiled(tiles)),
             Self::Wide8 => return Some(Tiling::Wide(w4::WIDE8)),
             Self::Wide16 => return Some(Tiling::Wide(w4::WIDE16)),
+            Self::Wide16Many => return Some(Tiling::Wide(w4::WIDE16_MANY)),
             Self::Wide32 if kind == Kind::Bf16 => return Some(Tiling::Wide(bf16::WIDE32)),
             Self::Wide32 => return Some(Tiling::Wide(w4::WIDE32)),
             Self::Wide64 if kind == Kind::Bf16 => return Some(Tiling::Wide(bf16::WIDE64)),
             Self::Wide64 => return Some(Tiling::Wide(w4::WIDE64)),
+            Self::Split8 => return Some(Tiling::Split(bf16::SPLIT8)),
+            Self::Split16 if kind == Kind::Bf16 => return Some(Tiling::Split(bf16::SPLIT16)),
+            Self::Split16 => return Some(Tiling::Split(w4::SPLIT16)),
             Self::Split32 if kind == Kind::Bf16 => return Some(Tiling::Split(bf16::SPLIT32)),
             Self::Split32 => return Some(Tiling::Split(w4::SPLIT32)),
             Self::Split32Few if kind == Kind::Bf16 => return Some(Tiling::Split(bf16::SPLIT32_FEW)),
@@ -260,12 +284,21 @@ impl Variant {
 
     /// Whether each warp takes all slices of k in turn; else they go to different warps, or blocks.
     pub(super) fn in_turn(self) -> bool {
-        matches!(self, Self::Tiled(_) | Self::Wide8 | Self::Wide16 | Self::Wide32 | Self::Wide64)
+        matches!(self, Self::Tiled(_) | Self::Wide8 | Self::Wide16 | Self::Wide16Many | Self::Wide32 | Self::Wide64)
     }
 
     /// Whether slices of k go to different blocks of a cluster, where there are clusters.
     pub(super) fn splits(self) -> bool {
-        matches!(self, Self::Split32 | Self::Split32Few | Self::Split32Many | Self::Split64 | Self::Split64Few)
+        matches!(
+            self,
+            Self::Split8
+                | Self::Split16
+                | Self::Split32
+                | Self::Split32Few
+                | Self::Split32Many
+                | Self::Split64
+                | Self::Split64Few
+        )
     }
 }
 
@@ -283,8 +316,11 @@ impl fmt::Display for Variant {
             Self::M64Few => "m64_few",
             Self::Wide8 => "wide8",
             Self::Wide16 => "wide16",
+            Self::Wide16Many => "wide16_many",
             Self::Wide32 => "wide32",
             Self::Wide64 => "wide64",
+            Self::Split8 => "split8",
+            Self::Split16 => "split16",
             Self::Split32 => "split32",
             Self::Split32Few => "split32_few",
             Self::Split32Many => "split32_many",
@@ -316,23 +352,28 @@ mod tests {
         let tiles = [
             1,
             FEW_TILES_SPLIT,
+            FEW_TILES_FEW_ROWS,
             FEW_TILES_MANY_ROWS,
             FEW_TILES_MANY_ROWS + 1,
             FEW_TILES,
             FEW_TILES + 1,
             400,
             TALL_TILES,
+            VERY_TALL_TILES,
         ];
         for kind in Kind::ALL {
-            let cases = [(512, Kernels::Plain), (512, Kernels::Sm90), (1024, Kernels::Clusters), (1024, Kernels::Sm90)];
-            for (tiles, (k, kernels)) in tiles.into_iter().flat_map(|tiles| cases.map(|case| (tiles, case))) {
+            let clusters = [Kernels::Clusters, Kernels::Sm90];
+            let cases = [(512, Kernels::Plain), (512, Kernels::Sm90)]
+                .into_iter()
+                .chain([1024, LONG_K].into_iter().flat_map(|k| clusters.map(|kernels| (k, kernels))));
+            for ((k, kernels), tiles) in cases.flat_map(|case| tiles.map(|tiles| (case, tiles))) {
                 for rows in 0..=STREAMED_ROWS_FEW_TILES + 1 {
                     let chosen = Variant::of(kind, [tiles * TILE_N, k], rows, kernels);
                     let exists = chosen.is_some_and(|v| v.kernel_of(kind).is_some() && v.tiling(kind).is_some());
                     assert_eq!(exists, kind != Kind::F32, "{kind:?}, {tiles} tiles, {rows} rows: {chosen:?}");
                     let split = chosen.is_some_and(Variant::splits);
                     assert!(
-                        !split || kernels != Kernels::Plain && k == 1024,
+                        !split || kernels != Kernels::Plain && k >= 1024,
                         "{kind:?}, {tiles} tiles, k {k}: {chosen:?}"
                     );
                 }
