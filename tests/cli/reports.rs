@@ -128,6 +128,11 @@ fn bench_refuses_what_there_is_not() {
         let word = if code == 2 { "shape `1e18`: expected N" } else { "out of device memory" };
         bench(&[family, "--shape", shape]).expect(code, &[word]);
     }
+    bench(&["mla", "--shared", "beside"]).expect(2, &["--shared is for experts alone"]);
+    bench(&["mla", "--variant", "m8"]).expect(2, &["--variant is for w4a16, w4a16-f32, bf16 alone"]);
+    bench(&["w4a16", "--variant", "m9"]).expect(2, &["variant `m9`: expected one of m8, ", "split16"]);
+    bench(&["bf16", "--variant", "wide8"])
+        .expect(2, &["bf16 on this device: expected a variant of m8, ", "found `wide8`"]);
     bench(&["pick", "--m", "99999999999999"]).expect(5, &["out of device memory"]);
     run(["bench"]).expect(2, &["Usage: kdtree bench <COMMAND>"]);
     for family in ["experts", "w4a16", "mla", "accept", "topk"] {

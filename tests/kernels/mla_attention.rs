@@ -350,23 +350,26 @@ fn chain_is_plain(device: &Device) -> Outcome {
 /// As [`chain_is_plain`] with ancestors of several words, and blocks of another size for the plain steps.
 fn long_chain_is_plain(device: &Device) -> Outcome {
     let (committed, rows) = (21, 70);
-    let plan = |block| Some(MlaPlan { block, parts: 1 });
     let case = Case::random(&mut Random::new(14), committed, &Tree::chain(rows), 1, 128);
-    let case = Case { plan: plan(MlaBlock::Rows32), ..case };
-    let got = case.run(device)?;
-    for row in [0, 1, 31, 32, 33, 42, 43, 63, 64, 69] {
-        let plain = Case {
-            q: case.q[row * KEY..(row + 1) * KEY].to_vec(),
-            cache: case.cache[..(committed + row + 1) * KEY].to_vec(),
-            ancestors: vec![1],
-            committed: committed + row,
-            rows: 1,
-            plan: plan(MlaBlock::Rows16),
-            ..case
-        };
-        equal(&format!("row {row}"), &got[row * LATENT..(row + 1) * LATENT], &plain.run(device)?)?;
-    }
-    Ok(())
+    let kinds = [[MlaBlock::Rows32, MlaBlock::Rows16], [MlaBlock::Compact32, MlaBlock::Compact16]];
+    let mut run = kinds.into_iter().filter(|kind| kind.iter().all(|block| block.runs_on(device))).peekable();
+    check(run.peek().is_some(), || "no kind of block runs".into())?;
+    run.try_for_each(|[of_chain, of_row]| {
+        let plan = |block| Some(MlaPlan { block, parts: 1 });
+        let got = Case { plan: plan(of_chain), ..case.clone() }.run(device)?;
+        [0, 1, 31, 32, 33, 42, 43, 63, 64, 69].into_iter().try_for_each(|row| {
+            let plain = Case {
+                q: case.q[row * KEY..(row + 1) * KEY].to_vec(),
+                cache: case.cache[..(committed + row + 1) * KEY].to_vec(),
+                ancestors: vec![1],
+                committed: committed + row,
+                rows: 1,
+                plan: plan(of_row),
+                ..case
+            };
+            equal(&format!("{of_chain:?}, row {row}"), &got[row * LATENT..(row + 1) * LATENT], &plain.run(device)?)
+        })
+    })
 }
 
 /// Scores that rise from key to key, fall, or leap once: the base follows late, early and in the last round.
