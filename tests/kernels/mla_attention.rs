@@ -125,6 +125,18 @@ impl Case {
         }
     }
 
+    /// Row `row` of a chain as a step of plain decoding.
+    pub fn plain(&self, row: usize) -> Self {
+        let (committed, query) = (self.committed + row, self.heads * KEY);
+        let (q, cache) = (self.q[row * query..][..query].to_vec(), self.cache[..(committed + 1) * KEY].to_vec());
+        Self { q, cache, ancestors: vec![1], committed, rows: 1, ..self.clone() }
+    }
+
+    /// Of the output of all rows that of one.
+    pub fn of_row<'a>(&self, out: &'a [f32], row: usize) -> &'a [f32] {
+        &out[row * self.heads * LATENT..][..self.heads * LATENT]
+    }
+
     fn bytes(&self) -> Vec<u8> {
         match self.kv {
             KvFormat::Bf16 => self.cache.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -333,41 +345,21 @@ fn chain_is_plain(device: &Device) -> Outcome {
     let case = Case::random(&mut Random::new(6), committed, &Tree::chain(rows), heads, slots);
     check(mla_plan(device, slots, rows, heads).parts > 1, || "one part".into())?;
     let got = case.run(device)?;
-    for row in 0..rows {
-        let plain = Case {
-            q: case.q[row * heads * KEY..(row + 1) * heads * KEY].to_vec(),
-            cache: case.cache[..(committed + row + 1) * KEY].to_vec(),
-            ancestors: vec![1],
-            committed: committed + row,
-            rows: 1,
-            ..case
-        };
-        equal(&format!("row {row}"), &got[row * heads * LATENT..(row + 1) * heads * LATENT], &plain.run(device)?)?;
-    }
-    Ok(())
+    (0..rows).try_for_each(|row| equal(&format!("row {row}"), case.of_row(&got, row), &case.plain(row).run(device)?))
 }
 
 /// As [`chain_is_plain`] with ancestors of several words, and blocks of another size for the plain steps.
 fn long_chain_is_plain(device: &Device) -> Outcome {
-    let (committed, rows) = (21, 70);
-    let case = Case::random(&mut Random::new(14), committed, &Tree::chain(rows), 1, 128);
+    let case = Case::random(&mut Random::new(14), 21, &Tree::chain(70), 1, 128);
     let kinds = [[MlaBlock::Rows32, MlaBlock::Rows16], [MlaBlock::Compact32, MlaBlock::Compact16]];
     let mut run = kinds.into_iter().filter(|kind| kind.iter().all(|block| block.runs_on(device))).peekable();
     check(run.peek().is_some(), || "no kind of block runs".into())?;
     run.try_for_each(|[of_chain, of_row]| {
-        let plan = |block| Some(MlaPlan { block, parts: 1 });
-        let got = Case { plan: plan(of_chain), ..case.clone() }.run(device)?;
+        let by = |case: Case, block| Case { plan: Some(MlaPlan { block, parts: 1 }), ..case }.run(device);
+        let got = by(case.clone(), of_chain)?;
         [0, 1, 31, 32, 33, 42, 43, 63, 64, 69].into_iter().try_for_each(|row| {
-            let plain = Case {
-                q: case.q[row * KEY..(row + 1) * KEY].to_vec(),
-                cache: case.cache[..(committed + row + 1) * KEY].to_vec(),
-                ancestors: vec![1],
-                committed: committed + row,
-                rows: 1,
-                plan: plan(of_row),
-                ..case
-            };
-            equal(&format!("{of_chain:?}, row {row}"), &got[row * LATENT..(row + 1) * LATENT], &plain.run(device)?)
+            let name = format!("{of_chain:?}, row {row}");
+            equal(&name, case.of_row(&got, row), &by(case.plain(row), of_row)?)
         })
     })
 }

@@ -90,17 +90,8 @@ fn chain_is_plain(device: &Device) -> Outcome {
     let case = Case { kv: KvFormat::F8, ..case };
     check(mla_plan(device, slots, rows, heads).parts > 1, || "one part".into())?;
     let got = case.run(device)?;
-    for row in 0..rows {
-        let plain = Case {
-            q: case.q[row * heads * KEY..(row + 1) * heads * KEY].to_vec(),
-            cache: case.cache[..(committed + row + 1) * KEY].to_vec(),
-            ancestors: vec![1],
-            committed: committed + row,
-            rows: 1,
-            ..case
-        };
-        equal(&format!("row {row}"), &got[row * heads * LATENT..(row + 1) * heads * LATENT], &plain.run(device)?)?;
-    }
+    (0..rows)
+        .try_for_each(|row| equal(&format!("row {row}"), case.of_row(&got, row), &case.plain(row).run(device)?))?;
     // Rows behind that nobody of the chain sees, with NaN for their keys.
     let bits: Vec<u32> = case.ancestors.iter().copied().chain((0..3).map(|i| 1 << (rows + i))).collect();
     let mut tree = Case { rows: rows + 3, ancestors: bits, ..case };

@@ -250,8 +250,8 @@ impl Inputs {
         }
     }
 
-    /// Starts copying what belongs to a stage of a unit with `left` chunks left; nobody reads more. Zeros past the last k:
-    /// the weights are zero there, and so must x be, or a NaN would come in.
+    /// Starts copying what belongs to a stage of a unit with `left` chunks left; nobody reads more. Zeros past the last
+    /// k: the weights are zero there, and so must x be, or a NaN would come in.
     #[inline(always)]
     fn fill(&mut self, a: &StreamArgs, variant: Wide, x: Shared<bf16>, stage: u32, left: u32) {
         let (warps, tiles, elems) = (variant.copiers(), variant.row_tiles(), variant.x_elems());

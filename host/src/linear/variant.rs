@@ -66,12 +66,12 @@ const VERY_TALL_TILES: usize = 4096;
 const FEW_TILES: usize = 264;
 const FEW_TILES_MANY_ROWS: usize = 132;
 
-/// Tiles of weights up to which clusters are faster with 2 to 16 rows (up to 8 of them: bf16), and k from which they are
-/// (slower with 2,048, faster with 7,168): without them a tile is one block's.
+/// Tiles of weights up to which clusters are faster with 2 to 16 rows (bf16; W4A16 with 9 to 16), and k from which they
+/// are (slower with 2,048, faster with 7,168): without them a tile is one block's.
 const FEW_TILES_FEW_ROWS: usize = 96;
 const LONG_K: usize = 4096;
-/// Tiles of weights up to which clusters are faster with one row too; up to which clusters have few each, so that there are more; and from which, with up to 32 rows,
-/// they have many, so that x is read less often.
+/// Tiles of weights up to which they are with one row too, and with more than 16 rows clusters have few each, so that
+/// there are more; and from which, with up to 32 rows, they have many, so that x is read less often.
 const FEW_TILES_SPLIT: usize = 48;
 const MANY_TILES_SPLIT: usize = 360;
 /// Tiles of weights that clusters take in a round and a little more.
