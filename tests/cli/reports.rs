@@ -129,6 +129,9 @@ fn bench_refuses_what_there_is_not() {
         bench(&[family, "--shape", shape]).expect(code, &[word]);
     }
     bench(&["mla", "--shared", "beside"]).expect(2, &["--shared is for experts alone"]);
+    bench(&["bf16", "--routing", "same"]).expect(2, &["--routing is for experts, sort alone"]);
+    bench(&["bf16", "mla", "--kv", "f8"]).expect(2, &["--kv is for mla, rope, commit alone"]);
+    bench(&["sort", "--format", "bf16"]).expect(2, &["--format is for experts alone"]);
     bench(&["mla", "--variant", "m8"]).expect(2, &["--variant is for w4a16, w4a16-f32, bf16 alone"]);
     bench(&["w4a16", "--variant", "m9"]).expect(2, &["variant `m9`: expected one of m8, ", "split16"]);
     bench(&["bf16", "--variant", "wide8"])

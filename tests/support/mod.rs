@@ -74,6 +74,7 @@ impl Suite {
         if let Some((part, parts)) = part() {
             let named = |trial: &Trial| args.filter.as_ref().is_none_or(|filter| trial.name().contains(filter));
             self.trials.retain(named);
+            assert!(self.trials.len() >= parts, "KDTREE_PART: {parts} parts of {} cases", self.trials.len());
             let mut turns = (1..=parts).cycle();
             self.trials.retain(|_| turns.next() == Some(part));
         }
@@ -87,11 +88,12 @@ impl Suite {
 /// Which cases a process runs: with `KDTREE_PART=2/15` the second of fifteen parts of those that the filter names. One
 /// GPU and many cores take that many processes at once, each with a context of its own.
 fn part() -> Option<(usize, usize)> {
-    let text = std::env::var("KDTREE_PART").ok()?;
-    let parsed = text.split_once('/').and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
-    let (part, parts) = parsed.expect("KDTREE_PART is `part/parts`");
-    assert!((1..=parts).contains(&part), "KDTREE_PART: part {part} of {parts}");
-    Some((part, parts))
+    let text = std::env::var_os("KDTREE_PART")?;
+    let numbers = text.to_str().and_then(|text| text.split_once('/'));
+    let numbers = numbers.and_then(|(part, parts)| Some((part.parse().ok()?, parts.parse().ok()?)));
+    let found = numbers.filter(|(part, parts)| (1..=*parts).contains(part));
+    assert!(found.is_some(), "KDTREE_PART: expected a part of so many as in 2/15, found {text:?}");
+    found
 }
 
 /// Bytes of shared memory that a block may have: `KDTREE_SHARED`, to run on a large card what a small one takes.

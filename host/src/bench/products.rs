@@ -93,8 +93,10 @@ pub fn f32<'a>(device: &'a Device, options: &'a Options) -> Result<Cases<'a>> {
 }
 
 /// The variant that was asked for, if this format and device have it.
-fn variant(device: &Device, options: &Options, operator: &str, stored: &Stored) -> Result<Option<Variant>> {
+fn variant(device: &Device, options: &Options, operator: &str, numbers: Numbers) -> Result<Option<Variant>> {
     let Some(variant) = options.variant else { return Ok(None) };
+    // Any matrix of the format tells.
+    let stored = Stored::random(numbers, &mut Random::new(SEED), 1, 32);
     let has = |v: &Variant| v.kernel(&stored.weight()).is_some() && v.runs_on(device);
     if has(&variant) {
         return Ok(Some(variant));
@@ -108,6 +110,7 @@ fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, n
     let usual = if numbers == Numbers::F32 { &K26_F32[..] } else { &K26 };
     let shapes = shapes(device, &options.shapes, usual, &TINY)?;
     let rows = rows(device, &options.rows, &ROWS);
+    let variant = variant(device, options, operator, numbers)?;
     let mut weights: Option<Sets> = None;
     let cases = shapes.into_iter().flat_map(move |shape| rows.clone().into_iter().map(move |m| (shape, m)));
     Ok(Box::new(cases.map(move |([n, k], m)| {
@@ -120,7 +123,6 @@ fn dense<'a>(device: &'a Device, options: &'a Options, operator: &'static str, n
             weights = Some(([n, k], Rc::new(stored), Rc::new(on_device)));
         }
         let Some((_, stored, on_device)) = &weights else { return Err(refused("no weights".into())) };
-        let variant = variant(device, options, operator, stored)?;
         let host_x = random.bf16s(m * k);
         let x = Rc::new(Rows::upload(device, &host_x)?);
         let y = Rc::new(device.alloc::<f32>(m * n)?);

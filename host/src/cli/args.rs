@@ -479,15 +479,15 @@ pub struct BenchKernel {
     #[arg(long, value_name = "ROWS", value_delimiter = ',', value_parser = at_least_one)]
     #[arg(allow_negative_numbers = true)]
     pub m: Vec<usize>,
-    /// What the cache of mla, rope and commit keeps a token as
-    #[arg(long, value_enum, value_name = "FORMAT", default_value = "bf16")]
-    pub kv: KvFormat,
-    /// How tokens choose experts
-    #[arg(long, value_enum, default_value = "even")]
-    pub routing: Routing,
-    /// How experts are stored
-    #[arg(long, value_enum, default_value = "w4a16")]
-    pub format: Numbers,
+    /// What the cache of mla, rope and commit keeps a token as [default: bf16]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub kv: Option<KvFormat>,
+    /// How tokens choose experts [default: even]
+    #[arg(long, value_enum)]
+    pub routing: Option<Routing>,
+    /// How experts are stored [default: w4a16]
+    #[arg(long, value_enum)]
+    pub format: Option<Numbers>,
     /// Time a layer's experts with the shared one, and how it runs
     #[arg(long, value_enum, value_name = "HOW")]
     pub shared: Option<Shared>,

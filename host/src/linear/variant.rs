@@ -95,9 +95,9 @@ pub(super) enum Kernels {
 impl Kernels {
     pub fn of(device: &Device) -> Self {
         match device.info().ptx.as_deref() {
+            _ if !device.has_clusters() => Self::Plain,
             Some("sm_90") => Self::Sm90,
-            _ if device.has_clusters() => Self::Clusters,
-            _ => Self::Plain,
+            _ => Self::Clusters,
         }
     }
 }

@@ -17,20 +17,23 @@ pub fn run(args: &BenchKernel) -> Result<()> {
     if let Some(unknown) = wanted.iter().find(|name| !names.contains(name)) {
         return Err(Failure::usage(format!("no bench `{unknown}`; there are {}", names.join(", "))));
     }
-    let (shapes, rows) = (args.shape.clone(), args.m.clone());
-    const DENSE: [&str; 3] = ["w4a16", "w4a16-f32", "bf16"];
-    if args.variant.is_some() && !wanted.iter().all(|name| DENSE.contains(name)) {
-        return Err(Failure::usage(format!("--variant is for {} alone", DENSE.join(", "))));
-    }
-    if args.shared.is_some() && wanted != ["experts"] {
-        return Err(Failure::usage("--shared is for experts alone".to_owned()));
+    for (option, given, families) in [
+        ("--variant", args.variant.is_some(), &["w4a16", "w4a16-f32", "bf16"][..]),
+        ("--shared", args.shared.is_some(), &["experts"]),
+        ("--format", args.format.is_some(), &["experts"]),
+        ("--routing", args.routing.is_some(), &["experts", "sort"]),
+        ("--kv", args.kv.is_some(), &["mla", "rope", "commit"]),
+    ] {
+        if given && !wanted.iter().all(|name| families.contains(name)) {
+            return Err(Failure::usage(format!("{option} is for {} alone", families.join(", "))));
+        }
     }
     let options = Options {
-        shapes,
-        rows,
-        kv: args.kv,
-        routing: args.routing,
-        numbers: args.format,
+        shapes: args.shape.clone(),
+        rows: args.m.clone(),
+        kv: args.kv.unwrap_or_default(),
+        routing: args.routing.unwrap_or_default(),
+        numbers: args.format.unwrap_or_default(),
         shared: args.shared,
         variant: args.variant,
     };
@@ -43,9 +46,12 @@ pub fn run(args: &BenchKernel) -> Result<()> {
         "{} ({}){kernels}: copies {:.0} GB/s, reads {:.0} GB/s",
         info.device, info.name, memory.copy, memory.read
     ));
+    // What cannot be is refused before anything is timed.
+    let families = FAMILIES.iter().filter(|(name, _)| wanted.contains(name));
+    let families: Vec<_> = families.map(|(_, cases)| cases(&device, &options).map_err(asked)).collect::<Result<_>>()?;
     let mut measured = Vec::new();
-    for (_, cases) in FAMILIES.iter().filter(|(name, _)| wanted.contains(name)) {
-        for case in cases(&device, &options).map_err(asked)? {
+    for cases in families {
+        for case in cases {
             let found = bench::measure(&device, &memory, &case.map_err(asked)?)?;
             if !args.json {
                 if measured.is_empty() {
