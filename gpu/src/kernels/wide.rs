@@ -492,12 +492,12 @@ pub fn run<
     thread::wait_for_previous();
     thread::start_next();
     let mut inputs = Inputs::of(&a, variant, &unit);
-    // With all of k a block, what nobody reads are zeros at the very end: not worth a test.
-    let bare = TURNS && !EMULATED;
     unroll!(stage in 0 1 2 3 4 5 6 7 below DEPTH - 1; {
         let filled = unit.first + (stage * CHUNKS) as u32;
         if filled < unit.end {
-            inputs.fill(&a, variant, x, stage as u32, if bare { u32::MAX } else { unit.end - filled });
+            // With all of k a block, what nobody reads are zeros at the very end: not worth a test.
+            let left = if TURNS && !EMULATED { u32::MAX } else { unit.end - filled };
+            inputs.fill(&a, variant, x, stage as u32, left);
         }
         ring.skip();
         close_group();
@@ -518,7 +518,7 @@ pub fn run<
         // All threads have seen the stage, and all have read the one that is filled now.
         thread::sync_threads();
         if weights.left > 0 {
-            inputs.fill(&a, variant, x, free, if bare { u32::MAX } else { weights.left });
+            inputs.fill(&a, variant, x, free, if TURNS && !EMULATED { u32::MAX } else { weights.left });
         }
         weights.fill::<F, CHUNKS, DEPTH>(&a, &unit, ring, free);
         close_group();
