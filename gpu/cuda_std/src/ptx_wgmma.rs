@@ -6,6 +6,46 @@
 #[cfg(target_feature = "sm_90a")]
 use core::arch::asm;
 
+/// `asm!` of a text whose first operands, by number, are the four registers of each of these rows. Options are the same
+/// for all.
+#[cfg(target_feature = "sm_90a")]
+macro_rules! asm_rows {
+    ($text:expr, $($dir:ident [$($row:expr),* $(,)?]),* $(; $($rest:tt)*)?) => {
+        asm!(
+            concat!($text),
+            $($($dir(reg32) $row[0], $dir(reg32) $row[1], $dir(reg32) $row[2], $dir(reg32) $row[3],)*)*
+            $($($rest)*,)?
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Names of the first 16, 64, 128 operands.
+#[cfg(target_feature = "sm_90a")]
+macro_rules! names {
+    (16) => {
+        "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}"
+    };
+    (64) => {
+        concat!(
+            names!(16),
+            ", {16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}",
+            ", {32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}",
+            ", {48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}"
+        )
+    };
+    (128) => {
+        concat!(
+            names!(64),
+            ", {64}, {65}, {66}, {67}, {68}, {69}, {70}, {71}, {72}, {73}, {74}, {75}, {76}, {77}, {78}, {79}",
+            ", {80}, {81}, {82}, {83}, {84}, {85}, {86}, {87}, {88}, {89}, {90}, {91}, {92}, {93}, {94}, {95}",
+            ", {96}, {97}, {98}, {99}, {100}, {101}, {102}, {103}, {104}, {105}, {106}, {107}, {108}, {109}",
+            ", {110}, {111}, {112}, {113}, {114}, {115}, {116}, {117}, {118}, {119}, {120}, {121}, {122}, {123}",
+            ", {124}, {125}, {126}, {127}"
+        )
+    };
+}
+
 /// Description of an operand with 128-byte rows, permuted by the hardware's 128-byte rule: `leading` and `stride` are
 /// the distances in bytes of the tables in the PTX ISA ("Strides").
 #[cfg(target_feature = "sm_90a")]
@@ -41,30 +81,31 @@ pub fn wgmma_nt_32(d: &mut [[f32; 4]; 4], a: u32, b: u32) {
                 $b,
                 "; mov.b64 a, {{x, ah}}; mov.b64 b, {{y, bh}}; ",
                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {{",
-                "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}",
+                names!(16),
                 "}}, a, b, p, 1, 1, 0, 0; "
             )
         };
     }
     // SAFETY: both operands lie in the shared window by the caller's contract; sums are in registers.
     unsafe {
-        asm!(concat!("{{ .reg .pred p; .reg .b32 al, ah, bl, bh, x, y; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
-            "mov.b64 {{al, ah}}, {16}; mov.b64 {{bl, bh}}, {17}; wgmma.fence.sync.aligned; ",
-            step!(0, 0), step!(2, 2), step!(4, 4), step!(6, 6),
-            step!(512, 256), step!(514, 258), step!(516, 260), step!(518, 262),
-            step!(1024, 512), step!(1026, 514), step!(1028, 516), step!(1030, 518),
-            step!(1536, 768), step!(1538, 770), step!(1540, 772), step!(1542, 774),
-            step!(2048, 1024), step!(2050, 1026), step!(2052, 1028), step!(2054, 1030),
-            step!(2560, 1280), step!(2562, 1282), step!(2564, 1284), step!(2566, 1286),
-            step!(3072, 1536), step!(3074, 1538), step!(3076, 1540), step!(3078, 1542),
-            step!(3584, 1792), step!(3586, 1794), step!(3588, 1796), step!(3590, 1798),
-            step!(4096, 2048), step!(4098, 2050), step!(4100, 2052), step!(4102, 2054),
-            " wgmma.commit_group.sync.aligned; }}"),
-            inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
-            inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
-            inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
-            inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
-            in(reg64) a, in(reg64) b, options(nostack, preserves_flags));
+        asm_rows!(
+            concat!(
+                "{{ .reg .pred p; .reg .b32 al, ah, bl, bh, x, y; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
+                "mov.b64 {{al, ah}}, {16}; mov.b64 {{bl, bh}}, {17}; wgmma.fence.sync.aligned; ",
+                step!(0, 0), step!(2, 2), step!(4, 4), step!(6, 6),
+                step!(512, 256), step!(514, 258), step!(516, 260), step!(518, 262),
+                step!(1024, 512), step!(1026, 514), step!(1028, 516), step!(1030, 518),
+                step!(1536, 768), step!(1538, 770), step!(1540, 772), step!(1542, 774),
+                step!(2048, 1024), step!(2050, 1026), step!(2052, 1028), step!(2054, 1030),
+                step!(2560, 1280), step!(2562, 1282), step!(2564, 1284), step!(2566, 1286),
+                step!(3072, 1536), step!(3074, 1538), step!(3076, 1540), step!(3078, 1542),
+                step!(3584, 1792), step!(3586, 1794), step!(3588, 1796), step!(3590, 1798),
+                step!(4096, 2048), step!(4098, 2050), step!(4100, 2052), step!(4102, 2054),
+                " wgmma.commit_group.sync.aligned; }}"
+            ),
+            inout [d[0], d[1], d[2], d[3]];
+            in(reg64) a, in(reg64) b
+        );
     }
 }
 
@@ -74,13 +115,10 @@ pub fn wgmma_nt_32(d: &mut [[f32; 4]; 4], a: u32, b: u32) {
 pub fn wgmma_wait_32(d: &mut [[f32; 4]; 4]) {
     // SAFETY: names the sums, so that nothing reads them before.
     unsafe {
-        asm!("wgmma.wait_group.sync.aligned 0;",
-            "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} */",
-            inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
-            inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
-            inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
-            inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
-            options(nostack, preserves_flags));
+        asm_rows!(
+            concat!("wgmma.wait_group.sync.aligned 0; /* ", names!(16), " */"),
+            inout [d[0], d[1], d[2], d[3]]
+        );
     }
 }
 
@@ -94,16 +132,7 @@ pub fn wgmma_nn_32(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
         () => {
             concat!(
                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {{",
-                "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
-                "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, ",
-                "{32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, ",
-                "{48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}, ",
-                "{64}, {65}, {66}, {67}, {68}, {69}, {70}, {71}, {72}, {73}, {74}, {75}, {76}, {77}, {78}, {79}, ",
-                "{80}, {81}, {82}, {83}, {84}, {85}, {86}, {87}, {88}, {89}, {90}, {91}, {92}, {93}, {94}, {95}, ",
-                "{96}, {97}, {98}, {99}, {100}, {101}, {102}, {103}, {104}, {105}, {106}, {107}, ",
-                "{108}, {109}, {110}, {111}, ",
-                "{112}, {113}, {114}, {115}, {116}, {117}, {118}, {119}, {120}, {121}, {122}, {123}, ",
-                "{124}, {125}, {126}, {127}",
+                names!(128),
                 "}}, a, b, p, 1, 1, 0, 1; "
             )
         };
@@ -116,42 +145,20 @@ pub fn wgmma_nn_32(d: &mut [[[f32; 4]; 8]; 4], w: u32, v: u32) {
     }
     macro_rules! product {
         ($text:expr) => {
-            asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
-                "mov.b64 a, {128}; mov.b64 b, {129}; wgmma.fence.sync.aligned; ", $text,
-                " wgmma.commit_group.sync.aligned; }}"),
-                inout(reg32) d[0][0][0], inout(reg32) d[0][0][1], inout(reg32) d[0][0][2], inout(reg32) d[0][0][3],
-                inout(reg32) d[0][1][0], inout(reg32) d[0][1][1], inout(reg32) d[0][1][2], inout(reg32) d[0][1][3],
-                inout(reg32) d[0][2][0], inout(reg32) d[0][2][1], inout(reg32) d[0][2][2], inout(reg32) d[0][2][3],
-                inout(reg32) d[0][3][0], inout(reg32) d[0][3][1], inout(reg32) d[0][3][2], inout(reg32) d[0][3][3],
-                inout(reg32) d[0][4][0], inout(reg32) d[0][4][1], inout(reg32) d[0][4][2], inout(reg32) d[0][4][3],
-                inout(reg32) d[0][5][0], inout(reg32) d[0][5][1], inout(reg32) d[0][5][2], inout(reg32) d[0][5][3],
-                inout(reg32) d[0][6][0], inout(reg32) d[0][6][1], inout(reg32) d[0][6][2], inout(reg32) d[0][6][3],
-                inout(reg32) d[0][7][0], inout(reg32) d[0][7][1], inout(reg32) d[0][7][2], inout(reg32) d[0][7][3],
-                inout(reg32) d[1][0][0], inout(reg32) d[1][0][1], inout(reg32) d[1][0][2], inout(reg32) d[1][0][3],
-                inout(reg32) d[1][1][0], inout(reg32) d[1][1][1], inout(reg32) d[1][1][2], inout(reg32) d[1][1][3],
-                inout(reg32) d[1][2][0], inout(reg32) d[1][2][1], inout(reg32) d[1][2][2], inout(reg32) d[1][2][3],
-                inout(reg32) d[1][3][0], inout(reg32) d[1][3][1], inout(reg32) d[1][3][2], inout(reg32) d[1][3][3],
-                inout(reg32) d[1][4][0], inout(reg32) d[1][4][1], inout(reg32) d[1][4][2], inout(reg32) d[1][4][3],
-                inout(reg32) d[1][5][0], inout(reg32) d[1][5][1], inout(reg32) d[1][5][2], inout(reg32) d[1][5][3],
-                inout(reg32) d[1][6][0], inout(reg32) d[1][6][1], inout(reg32) d[1][6][2], inout(reg32) d[1][6][3],
-                inout(reg32) d[1][7][0], inout(reg32) d[1][7][1], inout(reg32) d[1][7][2], inout(reg32) d[1][7][3],
-                inout(reg32) d[2][0][0], inout(reg32) d[2][0][1], inout(reg32) d[2][0][2], inout(reg32) d[2][0][3],
-                inout(reg32) d[2][1][0], inout(reg32) d[2][1][1], inout(reg32) d[2][1][2], inout(reg32) d[2][1][3],
-                inout(reg32) d[2][2][0], inout(reg32) d[2][2][1], inout(reg32) d[2][2][2], inout(reg32) d[2][2][3],
-                inout(reg32) d[2][3][0], inout(reg32) d[2][3][1], inout(reg32) d[2][3][2], inout(reg32) d[2][3][3],
-                inout(reg32) d[2][4][0], inout(reg32) d[2][4][1], inout(reg32) d[2][4][2], inout(reg32) d[2][4][3],
-                inout(reg32) d[2][5][0], inout(reg32) d[2][5][1], inout(reg32) d[2][5][2], inout(reg32) d[2][5][3],
-                inout(reg32) d[2][6][0], inout(reg32) d[2][6][1], inout(reg32) d[2][6][2], inout(reg32) d[2][6][3],
-                inout(reg32) d[2][7][0], inout(reg32) d[2][7][1], inout(reg32) d[2][7][2], inout(reg32) d[2][7][3],
-                inout(reg32) d[3][0][0], inout(reg32) d[3][0][1], inout(reg32) d[3][0][2], inout(reg32) d[3][0][3],
-                inout(reg32) d[3][1][0], inout(reg32) d[3][1][1], inout(reg32) d[3][1][2], inout(reg32) d[3][1][3],
-                inout(reg32) d[3][2][0], inout(reg32) d[3][2][1], inout(reg32) d[3][2][2], inout(reg32) d[3][2][3],
-                inout(reg32) d[3][3][0], inout(reg32) d[3][3][1], inout(reg32) d[3][3][2], inout(reg32) d[3][3][3],
-                inout(reg32) d[3][4][0], inout(reg32) d[3][4][1], inout(reg32) d[3][4][2], inout(reg32) d[3][4][3],
-                inout(reg32) d[3][5][0], inout(reg32) d[3][5][1], inout(reg32) d[3][5][2], inout(reg32) d[3][5][3],
-                inout(reg32) d[3][6][0], inout(reg32) d[3][6][1], inout(reg32) d[3][6][2], inout(reg32) d[3][6][3],
-                inout(reg32) d[3][7][0], inout(reg32) d[3][7][1], inout(reg32) d[3][7][2], inout(reg32) d[3][7][3],
-                in(reg64) w, in(reg64) v, options(nostack, preserves_flags))
+            asm_rows!(
+                concat!(
+                    "{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; ",
+                    "mov.b64 a, {128}; mov.b64 b, {129}; wgmma.fence.sync.aligned; ", $text,
+                    " wgmma.commit_group.sync.aligned; }}"
+                ),
+                inout [
+                    d[0][0], d[0][1], d[0][2], d[0][3], d[0][4], d[0][5], d[0][6], d[0][7],
+                    d[1][0], d[1][1], d[1][2], d[1][3], d[1][4], d[1][5], d[1][6], d[1][7],
+                    d[2][0], d[2][1], d[2][2], d[2][3], d[2][4], d[2][5], d[2][6], d[2][7],
+                    d[3][0], d[3][1], d[3][2], d[3][3], d[3][4], d[3][5], d[3][6], d[3][7],
+                ];
+                in(reg64) w, in(reg64) v
+            )
         };
     }
     // SAFETY: both operands lie in the shared window by the caller's contract; sums are in registers.
@@ -169,38 +176,23 @@ pub fn wgmma_nn_32_half(d: [&mut [[f32; 4]; 8]; 2], w: u32, v: u32) {
     let [dx, dy] = d;
     macro_rules! step {
         () => {
-            concat!(
-                "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{",
-                "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
-                "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, ",
-                "{32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, ",
-                "{48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}",
-                "}}, a, b, p, 1, 1, 0, 1; "
-            )
+            concat!("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {{", names!(64), "}}, a, b, p, 1, 1, 0, 1; ")
         };
     }
     // SAFETY: both operands lie in the shared window by the caller's contract; sums are in registers.
     unsafe {
-        asm!(concat!("{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; mov.b64 a, {64}; mov.b64 b, {65}; ",
-            "wgmma.fence.sync.aligned; ", step!(), "add.s64 a, a, 2; add.s64 b, b, 128; ", step!(),
-            "wgmma.commit_group.sync.aligned; }}"),
-            inout(reg32) dx[0][0], inout(reg32) dx[0][1], inout(reg32) dx[0][2], inout(reg32) dx[0][3],
-            inout(reg32) dx[1][0], inout(reg32) dx[1][1], inout(reg32) dx[1][2], inout(reg32) dx[1][3],
-            inout(reg32) dx[2][0], inout(reg32) dx[2][1], inout(reg32) dx[2][2], inout(reg32) dx[2][3],
-            inout(reg32) dx[3][0], inout(reg32) dx[3][1], inout(reg32) dx[3][2], inout(reg32) dx[3][3],
-            inout(reg32) dx[4][0], inout(reg32) dx[4][1], inout(reg32) dx[4][2], inout(reg32) dx[4][3],
-            inout(reg32) dx[5][0], inout(reg32) dx[5][1], inout(reg32) dx[5][2], inout(reg32) dx[5][3],
-            inout(reg32) dx[6][0], inout(reg32) dx[6][1], inout(reg32) dx[6][2], inout(reg32) dx[6][3],
-            inout(reg32) dx[7][0], inout(reg32) dx[7][1], inout(reg32) dx[7][2], inout(reg32) dx[7][3],
-            inout(reg32) dy[0][0], inout(reg32) dy[0][1], inout(reg32) dy[0][2], inout(reg32) dy[0][3],
-            inout(reg32) dy[1][0], inout(reg32) dy[1][1], inout(reg32) dy[1][2], inout(reg32) dy[1][3],
-            inout(reg32) dy[2][0], inout(reg32) dy[2][1], inout(reg32) dy[2][2], inout(reg32) dy[2][3],
-            inout(reg32) dy[3][0], inout(reg32) dy[3][1], inout(reg32) dy[3][2], inout(reg32) dy[3][3],
-            inout(reg32) dy[4][0], inout(reg32) dy[4][1], inout(reg32) dy[4][2], inout(reg32) dy[4][3],
-            inout(reg32) dy[5][0], inout(reg32) dy[5][1], inout(reg32) dy[5][2], inout(reg32) dy[5][3],
-            inout(reg32) dy[6][0], inout(reg32) dy[6][1], inout(reg32) dy[6][2], inout(reg32) dy[6][3],
-            inout(reg32) dy[7][0], inout(reg32) dy[7][1], inout(reg32) dy[7][2], inout(reg32) dy[7][3],
-            in(reg64) w, in(reg64) v, options(nostack, preserves_flags));
+        asm_rows!(
+            concat!(
+                "{{ .reg .pred p; .reg .b64 a, b; setp.eq.u32 p, 0, 0; mov.b64 a, {64}; mov.b64 b, {65}; ",
+                "wgmma.fence.sync.aligned; ", step!(), "add.s64 a, a, 2; add.s64 b, b, 128; ", step!(),
+                "wgmma.commit_group.sync.aligned; }}"
+            ),
+            inout [
+                dx[0], dx[1], dx[2], dx[3], dx[4], dx[5], dx[6], dx[7],
+                dy[0], dy[1], dy[2], dy[3], dy[4], dy[5], dy[6], dy[7],
+            ];
+            in(reg64) w, in(reg64) v
+        );
     }
 }
 
@@ -210,48 +202,15 @@ pub fn wgmma_nn_32_half(d: [&mut [[f32; 4]; 8]; 2], w: u32, v: u32) {
 pub fn wgmma_wait_nn_32(d: &mut [[[f32; 4]; 8]; 4]) {
     // SAFETY: names the sums, so that nothing reads them before.
     unsafe {
-        asm!("wgmma.wait_group.sync.aligned 0;",
-            "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} */",
-            "/* {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31} */",
-            "/* {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47} */",
-            "/* {48} {49} {50} {51} {52} {53} {54} {55} {56} {57} {58} {59} {60} {61} {62} {63} */",
-            "/* {64} {65} {66} {67} {68} {69} {70} {71} {72} {73} {74} {75} {76} {77} {78} {79} */",
-            "/* {80} {81} {82} {83} {84} {85} {86} {87} {88} {89} {90} {91} {92} {93} {94} {95} */",
-            "/* {96} {97} {98} {99} {100} {101} {102} {103} {104} {105} {106} {107} {108} {109} {110} {111} */",
-            "/* {112} {113} {114} {115} {116} {117} {118} {119} {120} {121} {122} {123} {124} {125} {126} {127} */",
-            inout(reg32) d[0][0][0], inout(reg32) d[0][0][1], inout(reg32) d[0][0][2], inout(reg32) d[0][0][3],
-            inout(reg32) d[0][1][0], inout(reg32) d[0][1][1], inout(reg32) d[0][1][2], inout(reg32) d[0][1][3],
-            inout(reg32) d[0][2][0], inout(reg32) d[0][2][1], inout(reg32) d[0][2][2], inout(reg32) d[0][2][3],
-            inout(reg32) d[0][3][0], inout(reg32) d[0][3][1], inout(reg32) d[0][3][2], inout(reg32) d[0][3][3],
-            inout(reg32) d[0][4][0], inout(reg32) d[0][4][1], inout(reg32) d[0][4][2], inout(reg32) d[0][4][3],
-            inout(reg32) d[0][5][0], inout(reg32) d[0][5][1], inout(reg32) d[0][5][2], inout(reg32) d[0][5][3],
-            inout(reg32) d[0][6][0], inout(reg32) d[0][6][1], inout(reg32) d[0][6][2], inout(reg32) d[0][6][3],
-            inout(reg32) d[0][7][0], inout(reg32) d[0][7][1], inout(reg32) d[0][7][2], inout(reg32) d[0][7][3],
-            inout(reg32) d[1][0][0], inout(reg32) d[1][0][1], inout(reg32) d[1][0][2], inout(reg32) d[1][0][3],
-            inout(reg32) d[1][1][0], inout(reg32) d[1][1][1], inout(reg32) d[1][1][2], inout(reg32) d[1][1][3],
-            inout(reg32) d[1][2][0], inout(reg32) d[1][2][1], inout(reg32) d[1][2][2], inout(reg32) d[1][2][3],
-            inout(reg32) d[1][3][0], inout(reg32) d[1][3][1], inout(reg32) d[1][3][2], inout(reg32) d[1][3][3],
-            inout(reg32) d[1][4][0], inout(reg32) d[1][4][1], inout(reg32) d[1][4][2], inout(reg32) d[1][4][3],
-            inout(reg32) d[1][5][0], inout(reg32) d[1][5][1], inout(reg32) d[1][5][2], inout(reg32) d[1][5][3],
-            inout(reg32) d[1][6][0], inout(reg32) d[1][6][1], inout(reg32) d[1][6][2], inout(reg32) d[1][6][3],
-            inout(reg32) d[1][7][0], inout(reg32) d[1][7][1], inout(reg32) d[1][7][2], inout(reg32) d[1][7][3],
-            inout(reg32) d[2][0][0], inout(reg32) d[2][0][1], inout(reg32) d[2][0][2], inout(reg32) d[2][0][3],
-            inout(reg32) d[2][1][0], inout(reg32) d[2][1][1], inout(reg32) d[2][1][2], inout(reg32) d[2][1][3],
-            inout(reg32) d[2][2][0], inout(reg32) d[2][2][1], inout(reg32) d[2][2][2], inout(reg32) d[2][2][3],
-            inout(reg32) d[2][3][0], inout(reg32) d[2][3][1], inout(reg32) d[2][3][2], inout(reg32) d[2][3][3],
-            inout(reg32) d[2][4][0], inout(reg32) d[2][4][1], inout(reg32) d[2][4][2], inout(reg32) d[2][4][3],
-            inout(reg32) d[2][5][0], inout(reg32) d[2][5][1], inout(reg32) d[2][5][2], inout(reg32) d[2][5][3],
-            inout(reg32) d[2][6][0], inout(reg32) d[2][6][1], inout(reg32) d[2][6][2], inout(reg32) d[2][6][3],
-            inout(reg32) d[2][7][0], inout(reg32) d[2][7][1], inout(reg32) d[2][7][2], inout(reg32) d[2][7][3],
-            inout(reg32) d[3][0][0], inout(reg32) d[3][0][1], inout(reg32) d[3][0][2], inout(reg32) d[3][0][3],
-            inout(reg32) d[3][1][0], inout(reg32) d[3][1][1], inout(reg32) d[3][1][2], inout(reg32) d[3][1][3],
-            inout(reg32) d[3][2][0], inout(reg32) d[3][2][1], inout(reg32) d[3][2][2], inout(reg32) d[3][2][3],
-            inout(reg32) d[3][3][0], inout(reg32) d[3][3][1], inout(reg32) d[3][3][2], inout(reg32) d[3][3][3],
-            inout(reg32) d[3][4][0], inout(reg32) d[3][4][1], inout(reg32) d[3][4][2], inout(reg32) d[3][4][3],
-            inout(reg32) d[3][5][0], inout(reg32) d[3][5][1], inout(reg32) d[3][5][2], inout(reg32) d[3][5][3],
-            inout(reg32) d[3][6][0], inout(reg32) d[3][6][1], inout(reg32) d[3][6][2], inout(reg32) d[3][6][3],
-            inout(reg32) d[3][7][0], inout(reg32) d[3][7][1], inout(reg32) d[3][7][2], inout(reg32) d[3][7][3],
-            options(nostack, preserves_flags));
+        asm_rows!(
+            concat!("wgmma.wait_group.sync.aligned 0; /* ", names!(128), " */"),
+            inout [
+                d[0][0], d[0][1], d[0][2], d[0][3], d[0][4], d[0][5], d[0][6], d[0][7],
+                d[1][0], d[1][1], d[1][2], d[1][3], d[1][4], d[1][5], d[1][6], d[1][7],
+                d[2][0], d[2][1], d[2][2], d[2][3], d[2][4], d[2][5], d[2][6], d[2][7],
+                d[3][0], d[3][1], d[3][2], d[3][3], d[3][4], d[3][5], d[3][6], d[3][7],
+            ]
+        );
     }
 }
 
@@ -262,28 +221,13 @@ pub fn wgmma_wait_nn_32_half(d: [&mut [[f32; 4]; 8]; 2]) {
     let [dx, dy] = d;
     // SAFETY: as above.
     unsafe {
-        asm!("wgmma.wait_group.sync.aligned 0;",
-            "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} */",
-            "/* {16} {17} {18} {19} {20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31} */",
-            "/* {32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47} */",
-            "/* {48} {49} {50} {51} {52} {53} {54} {55} {56} {57} {58} {59} {60} {61} {62} {63} */",
-            inout(reg32) dx[0][0], inout(reg32) dx[0][1], inout(reg32) dx[0][2], inout(reg32) dx[0][3],
-            inout(reg32) dx[1][0], inout(reg32) dx[1][1], inout(reg32) dx[1][2], inout(reg32) dx[1][3],
-            inout(reg32) dx[2][0], inout(reg32) dx[2][1], inout(reg32) dx[2][2], inout(reg32) dx[2][3],
-            inout(reg32) dx[3][0], inout(reg32) dx[3][1], inout(reg32) dx[3][2], inout(reg32) dx[3][3],
-            inout(reg32) dx[4][0], inout(reg32) dx[4][1], inout(reg32) dx[4][2], inout(reg32) dx[4][3],
-            inout(reg32) dx[5][0], inout(reg32) dx[5][1], inout(reg32) dx[5][2], inout(reg32) dx[5][3],
-            inout(reg32) dx[6][0], inout(reg32) dx[6][1], inout(reg32) dx[6][2], inout(reg32) dx[6][3],
-            inout(reg32) dx[7][0], inout(reg32) dx[7][1], inout(reg32) dx[7][2], inout(reg32) dx[7][3],
-            inout(reg32) dy[0][0], inout(reg32) dy[0][1], inout(reg32) dy[0][2], inout(reg32) dy[0][3],
-            inout(reg32) dy[1][0], inout(reg32) dy[1][1], inout(reg32) dy[1][2], inout(reg32) dy[1][3],
-            inout(reg32) dy[2][0], inout(reg32) dy[2][1], inout(reg32) dy[2][2], inout(reg32) dy[2][3],
-            inout(reg32) dy[3][0], inout(reg32) dy[3][1], inout(reg32) dy[3][2], inout(reg32) dy[3][3],
-            inout(reg32) dy[4][0], inout(reg32) dy[4][1], inout(reg32) dy[4][2], inout(reg32) dy[4][3],
-            inout(reg32) dy[5][0], inout(reg32) dy[5][1], inout(reg32) dy[5][2], inout(reg32) dy[5][3],
-            inout(reg32) dy[6][0], inout(reg32) dy[6][1], inout(reg32) dy[6][2], inout(reg32) dy[6][3],
-            inout(reg32) dy[7][0], inout(reg32) dy[7][1], inout(reg32) dy[7][2], inout(reg32) dy[7][3],
-            options(nostack, preserves_flags));
+        asm_rows!(
+            concat!("wgmma.wait_group.sync.aligned 0; /* ", names!(64), " */"),
+            inout [
+                dx[0], dx[1], dx[2], dx[3], dx[4], dx[5], dx[6], dx[7],
+                dy[0], dy[1], dy[2], dy[3], dy[4], dy[5], dy[6], dy[7],
+            ]
+        );
     }
 }
 
@@ -298,10 +242,7 @@ fn registers_pair<const HALF: bool, const ADD: bool>(d: &mut [[f32; 4]; 16], a: 
                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.",
                 $type,
                 " {{",
-                "{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}, ",
-                "{16}, {17}, {18}, {19}, {20}, {21}, {22}, {23}, {24}, {25}, {26}, {27}, {28}, {29}, {30}, {31}, ",
-                "{32}, {33}, {34}, {35}, {36}, {37}, {38}, {39}, {40}, {41}, {42}, {43}, {44}, {45}, {46}, {47}, ",
-                "{48}, {49}, {50}, {51}, {52}, {53}, {54}, {55}, {56}, {57}, {58}, {59}, {60}, {61}, {62}, {63}",
+                names!(64),
                 "}}, {{",
                 $a,
                 "}}, ",
@@ -314,42 +255,29 @@ fn registers_pair<const HALF: bool, const ADD: bool>(d: &mut [[f32; 4]; 16], a: 
     }
     macro_rules! product {
         ($type:literal, $first:literal, $dir:ident) => {
-            asm!(concat!("{{ .reg .pred p, q; .reg .b64 b, c; setp.eq.u32 p, 0, 0; setp.ne.u32 q, 0, 0; ",
-            "mov.b64 b, {96}; mov.b64 c, {97}; wgmma.fence.sync.aligned; ",
-            step!($type, "{64}, {65}, {66}, {67}", "b", $first), "add.s64 b, b, 2; ",
-            step!($type, "{68}, {69}, {70}, {71}", "b", "p"), "add.s64 b, b, 2; ",
-            step!($type, "{72}, {73}, {74}, {75}", "b", "p"), "add.s64 b, b, 2; ",
-            step!($type, "{76}, {77}, {78}, {79}", "b", "p"),
-            step!($type, "{80}, {81}, {82}, {83}", "c", "p"), "add.s64 c, c, 2; ",
-            step!($type, "{84}, {85}, {86}, {87}", "c", "p"), "add.s64 c, c, 2; ",
-            step!($type, "{88}, {89}, {90}, {91}", "c", "p"), "add.s64 c, c, 2; ",
-            step!($type, "{92}, {93}, {94}, {95}", "c", "p"),
-            "wgmma.commit_group.sync.aligned; }}"),
-            $dir(reg32) d[0][0], $dir(reg32) d[0][1], $dir(reg32) d[0][2], $dir(reg32) d[0][3],
-            $dir(reg32) d[1][0], $dir(reg32) d[1][1], $dir(reg32) d[1][2], $dir(reg32) d[1][3],
-            $dir(reg32) d[2][0], $dir(reg32) d[2][1], $dir(reg32) d[2][2], $dir(reg32) d[2][3],
-            $dir(reg32) d[3][0], $dir(reg32) d[3][1], $dir(reg32) d[3][2], $dir(reg32) d[3][3],
-            $dir(reg32) d[4][0], $dir(reg32) d[4][1], $dir(reg32) d[4][2], $dir(reg32) d[4][3],
-            $dir(reg32) d[5][0], $dir(reg32) d[5][1], $dir(reg32) d[5][2], $dir(reg32) d[5][3],
-            $dir(reg32) d[6][0], $dir(reg32) d[6][1], $dir(reg32) d[6][2], $dir(reg32) d[6][3],
-            $dir(reg32) d[7][0], $dir(reg32) d[7][1], $dir(reg32) d[7][2], $dir(reg32) d[7][3],
-            $dir(reg32) d[8][0], $dir(reg32) d[8][1], $dir(reg32) d[8][2], $dir(reg32) d[8][3],
-            $dir(reg32) d[9][0], $dir(reg32) d[9][1], $dir(reg32) d[9][2], $dir(reg32) d[9][3],
-            $dir(reg32) d[10][0], $dir(reg32) d[10][1], $dir(reg32) d[10][2], $dir(reg32) d[10][3],
-            $dir(reg32) d[11][0], $dir(reg32) d[11][1], $dir(reg32) d[11][2], $dir(reg32) d[11][3],
-            $dir(reg32) d[12][0], $dir(reg32) d[12][1], $dir(reg32) d[12][2], $dir(reg32) d[12][3],
-            $dir(reg32) d[13][0], $dir(reg32) d[13][1], $dir(reg32) d[13][2], $dir(reg32) d[13][3],
-            $dir(reg32) d[14][0], $dir(reg32) d[14][1], $dir(reg32) d[14][2], $dir(reg32) d[14][3],
-            $dir(reg32) d[15][0], $dir(reg32) d[15][1], $dir(reg32) d[15][2], $dir(reg32) d[15][3],
-            in(reg32) a[0][0][0][0], in(reg32) a[0][0][0][1], in(reg32) a[0][0][0][2], in(reg32) a[0][0][0][3],
-            in(reg32) a[0][0][1][0], in(reg32) a[0][0][1][1], in(reg32) a[0][0][1][2], in(reg32) a[0][0][1][3],
-            in(reg32) a[0][1][0][0], in(reg32) a[0][1][0][1], in(reg32) a[0][1][0][2], in(reg32) a[0][1][0][3],
-            in(reg32) a[0][1][1][0], in(reg32) a[0][1][1][1], in(reg32) a[0][1][1][2], in(reg32) a[0][1][1][3],
-            in(reg32) a[1][0][0][0], in(reg32) a[1][0][0][1], in(reg32) a[1][0][0][2], in(reg32) a[1][0][0][3],
-            in(reg32) a[1][0][1][0], in(reg32) a[1][0][1][1], in(reg32) a[1][0][1][2], in(reg32) a[1][0][1][3],
-            in(reg32) a[1][1][0][0], in(reg32) a[1][1][0][1], in(reg32) a[1][1][0][2], in(reg32) a[1][1][0][3],
-            in(reg32) a[1][1][1][0], in(reg32) a[1][1][1][1], in(reg32) a[1][1][1][2], in(reg32) a[1][1][1][3],
-            in(reg64) b, in(reg64) c, options(nostack, preserves_flags))
+            asm_rows!(
+                concat!(
+                    "{{ .reg .pred p, q; .reg .b64 b, c; setp.eq.u32 p, 0, 0; setp.ne.u32 q, 0, 0; ",
+                    "mov.b64 b, {96}; mov.b64 c, {97}; wgmma.fence.sync.aligned; ",
+                    step!($type, "{64}, {65}, {66}, {67}", "b", $first), "add.s64 b, b, 2; ",
+                    step!($type, "{68}, {69}, {70}, {71}", "b", "p"), "add.s64 b, b, 2; ",
+                    step!($type, "{72}, {73}, {74}, {75}", "b", "p"), "add.s64 b, b, 2; ",
+                    step!($type, "{76}, {77}, {78}, {79}", "b", "p"),
+                    step!($type, "{80}, {81}, {82}, {83}", "c", "p"), "add.s64 c, c, 2; ",
+                    step!($type, "{84}, {85}, {86}, {87}", "c", "p"), "add.s64 c, c, 2; ",
+                    step!($type, "{88}, {89}, {90}, {91}", "c", "p"), "add.s64 c, c, 2; ",
+                    step!($type, "{92}, {93}, {94}, {95}", "c", "p"),
+                    "wgmma.commit_group.sync.aligned; }}"
+                ),
+                $dir [
+                    d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7],
+                    d[8], d[9], d[10], d[11], d[12], d[13], d[14], d[15],
+                ],
+                in [
+                    a[0][0][0], a[0][0][1], a[0][1][0], a[0][1][1], a[1][0][0], a[1][0][1], a[1][1][0], a[1][1][1],
+                ];
+                in(reg64) b, in(reg64) c
+            )
         };
     }
     // SAFETY: `b` and `c` lie in the shared window by the caller's contract; the rest is in registers.
@@ -385,38 +313,20 @@ pub fn wgmma_add_pair<const HALF: bool>(d: &mut [[f32; 4]; 16], a: &[[[[u32; 4];
 pub fn wgmma_wait_sums<const PENDING: u32>(d: &mut [[f32; 4]; 16], a: &mut [[[[u32; 4]; 2]; 2]; 2]) {
     // SAFETY: names what must not be touched before.
     unsafe {
-        asm!("wgmma.wait_group.sync.aligned {96};",
-            "/* {0} {1} {2} {3} {4} {5} {6} {7} {8} {9} {10} {11} {12} {13} {14} {15} {16} {17} {18} {19}",
-            "{20} {21} {22} {23} {24} {25} {26} {27} {28} {29} {30} {31}",
-            "{32} {33} {34} {35} {36} {37} {38} {39} {40} {41} {42} {43} {44} {45} {46} {47} {48} {49} {50}",
-            "{51} {52} {53} {54} {55} {56} {57} {58} {59} {60} {61} {62} {63}",
-            "{64} {65} {66} {67} {68} {69} {70} {71} {72} {73} {74} {75} {76} {77} {78} {79} {80} {81} {82}",
-            "{83} {84} {85} {86} {87} {88} {89} {90} {91} {92} {93} {94} {95} */",
-            inout(reg32) d[0][0], inout(reg32) d[0][1], inout(reg32) d[0][2], inout(reg32) d[0][3],
-            inout(reg32) d[1][0], inout(reg32) d[1][1], inout(reg32) d[1][2], inout(reg32) d[1][3],
-            inout(reg32) d[2][0], inout(reg32) d[2][1], inout(reg32) d[2][2], inout(reg32) d[2][3],
-            inout(reg32) d[3][0], inout(reg32) d[3][1], inout(reg32) d[3][2], inout(reg32) d[3][3],
-            inout(reg32) d[4][0], inout(reg32) d[4][1], inout(reg32) d[4][2], inout(reg32) d[4][3],
-            inout(reg32) d[5][0], inout(reg32) d[5][1], inout(reg32) d[5][2], inout(reg32) d[5][3],
-            inout(reg32) d[6][0], inout(reg32) d[6][1], inout(reg32) d[6][2], inout(reg32) d[6][3],
-            inout(reg32) d[7][0], inout(reg32) d[7][1], inout(reg32) d[7][2], inout(reg32) d[7][3],
-            inout(reg32) d[8][0], inout(reg32) d[8][1], inout(reg32) d[8][2], inout(reg32) d[8][3],
-            inout(reg32) d[9][0], inout(reg32) d[9][1], inout(reg32) d[9][2], inout(reg32) d[9][3],
-            inout(reg32) d[10][0], inout(reg32) d[10][1], inout(reg32) d[10][2], inout(reg32) d[10][3],
-            inout(reg32) d[11][0], inout(reg32) d[11][1], inout(reg32) d[11][2], inout(reg32) d[11][3],
-            inout(reg32) d[12][0], inout(reg32) d[12][1], inout(reg32) d[12][2], inout(reg32) d[12][3],
-            inout(reg32) d[13][0], inout(reg32) d[13][1], inout(reg32) d[13][2], inout(reg32) d[13][3],
-            inout(reg32) d[14][0], inout(reg32) d[14][1], inout(reg32) d[14][2], inout(reg32) d[14][3],
-            inout(reg32) d[15][0], inout(reg32) d[15][1], inout(reg32) d[15][2], inout(reg32) d[15][3],
-        inout(reg32) a[0][0][0][0], inout(reg32) a[0][0][0][1], inout(reg32) a[0][0][0][2], inout(reg32) a[0][0][0][3],
-        inout(reg32) a[0][0][1][0], inout(reg32) a[0][0][1][1], inout(reg32) a[0][0][1][2], inout(reg32) a[0][0][1][3],
-        inout(reg32) a[0][1][0][0], inout(reg32) a[0][1][0][1], inout(reg32) a[0][1][0][2], inout(reg32) a[0][1][0][3],
-        inout(reg32) a[0][1][1][0], inout(reg32) a[0][1][1][1], inout(reg32) a[0][1][1][2], inout(reg32) a[0][1][1][3],
-        inout(reg32) a[1][0][0][0], inout(reg32) a[1][0][0][1], inout(reg32) a[1][0][0][2], inout(reg32) a[1][0][0][3],
-        inout(reg32) a[1][0][1][0], inout(reg32) a[1][0][1][1], inout(reg32) a[1][0][1][2], inout(reg32) a[1][0][1][3],
-        inout(reg32) a[1][1][0][0], inout(reg32) a[1][1][0][1], inout(reg32) a[1][1][0][2], inout(reg32) a[1][1][0][3],
-        inout(reg32) a[1][1][1][0], inout(reg32) a[1][1][1][1], inout(reg32) a[1][1][1][2], inout(reg32) a[1][1][1][3],
-            const PENDING, options(nostack, preserves_flags));
+        asm_rows!(
+            concat!(
+                "wgmma.wait_group.sync.aligned {96}; /* ",
+                names!(64),
+                ", {64}, {65}, {66}, {67}, {68}, {69}, {70}, {71}, {72}, {73}, {74}, {75}, {76}, {77}, {78}, {79}",
+                ", {80}, {81}, {82}, {83}, {84}, {85}, {86}, {87}, {88}, {89}, {90}, {91}, {92}, {93}, {94}, {95} */"
+            ),
+            inout [
+                d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7],
+                d[8], d[9], d[10], d[11], d[12], d[13], d[14], d[15],
+                a[0][0][0], a[0][0][1], a[0][1][0], a[0][1][1], a[1][0][0], a[1][0][1], a[1][1][0], a[1][1][1],
+            ];
+            const PENDING
+        );
     }
 }
 
