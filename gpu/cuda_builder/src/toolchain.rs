@@ -123,9 +123,10 @@ mod tests {
                 "#!/bin/sh\nif [ $1 = -vV ]; then echo 'release: {release}'; else echo {}; fi\n",
                 dir.display()
             );
-            std::fs::write(&path, text).unwrap();
-            use std::os::unix::fs::PermissionsExt;
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            // By another process: a test that starts a program meanwhile would hand it this one's open file, and a
+            // file that is open for writing cannot be run.
+            let shell = ["-c", r#"printf %s "$1" > "$0" && chmod +x "$0""#];
+            assert!(Command::new("sh").args(shell).arg(&path).arg(text).status().unwrap().success());
             path
         };
         let old = probe(&script("old", "1.63.0"), &dir).unwrap_err();
