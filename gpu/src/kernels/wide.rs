@@ -264,6 +264,7 @@ impl Inputs {
                 // The first chunk of a stage is.
                 (0, true) => true,
                 (chunk, true) => (chunk as u32) < left,
+                // A turn is of more chunks than one.
                 (_, false) => variant.chunks == 1 || at / (STEPS * tiles * SPAN) < left as usize,
             };
             if turn * warps < spans && copies && read && ((turn + 1) * warps <= spans || at < elems) {
